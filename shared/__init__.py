@@ -1,0 +1,1 @@
+"""What every part needs: errors, settings, requests, events, history, logging, queues, and the store."""

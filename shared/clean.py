@@ -1,0 +1,49 @@
+"""Cleaning of values that no database, provider or JSON parser would take, once, where they come in.
+
+NUL is removed (Postgres' ``jsonb`` refuses it, SQLSTATE 22P05), a lone surrogate becomes U+FFFD, NaN and infinities
+become null. Cleaning happens before encoding, since afterwards an escaped NUL cannot be told from the literal text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+_BAD = re.compile("[\x00\ud800-\udfff]")
+
+
+def clean_text(text: str) -> str:
+    """``text`` without NUL and lone surrogates; the same object when there is nothing to do."""
+    if not _BAD.search(text):
+        return text
+    paired = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return paired.replace("\x00", "")
+
+
+def clean(value: Any) -> Any:
+    """A JSON value with every string, key and number cleaned; unchanged parts are shared, not copied.
+
+    Keys that become equal by cleaning keep the last value. Values that JSON has no form for become their ``str``.
+    """
+    if isinstance(value, str):
+        return clean_text(value)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        cleaned = {clean_text(k if isinstance(k, str) else str(k)): clean(v) for k, v in value.items()}
+        return value if _same(cleaned.items(), value.items()) else cleaned
+    if isinstance(value, list | tuple):
+        items = [clean(v) for v in value]
+        return value if isinstance(value, list) and all(a is b for a, b in zip(items, value, strict=True)) else items
+    if isinstance(value, bytes | bytearray):
+        return clean_text(bytes(value).decode("utf-8", "replace"))
+    return clean_text(str(value))
+
+
+def _same(cleaned: Any, original: Any) -> bool:
+    return len(cleaned) == len(original) and all(
+        a is c and b is d for (a, b), (c, d) in zip(cleaned, original, strict=True)
+    )

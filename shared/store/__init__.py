@@ -1,0 +1,1 @@
+"""The store: one Protocol (``base``), what its implementations share (``json_store``), and the way to open one."""

@@ -1,0 +1,1 @@
+"""The agent: the tool-calling loop, the model behind it, and its tools."""

@@ -24,12 +24,15 @@ def clean_text(text: str) -> str:
 def clean(value: Any) -> Any:
     """A JSON value with every string, key and number cleaned; unchanged parts are shared, not copied.
 
-    Keys that become equal by cleaning keep the last value. Values that JSON has no form for become their ``str``.
+    Keys that become equal by cleaning keep the last value. Values that JSON has no form for, and integers of more
+    than 64 bits, become their ``str``.
     """
     if isinstance(value, str):
         return clean_text(value)
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else str(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -25,6 +25,10 @@
     │   ├── ContextTooLong        the messages do not fit the model's window
     │   ├── ModelRequestRejected  the provider refuses the request's shape
     │   └── EmptyAnswer           twice neither text nor a tool call
+    ├── TurnFailed                the turn ended without an answer; what was done is kept
+    │   ├── ApprovalStale         the calls that a decision is about are not waiting any more
+    │   ├── StepLimit             ``max_steps`` model calls did not lead to an answer
+    │   └── TurnTimeout           the turn's or the job's time is over
     └── ToolError                 a tool failed; becomes the call's result
 
 ``code`` is stable and is what programs match; ``description`` says what happened and what was not done;
@@ -154,6 +158,24 @@ class ModelRequestRejected(ModelError):
 
 class EmptyAnswer(ModelError):
     code = "empty_answer"
+
+
+class TurnFailed(TurnkeeperError):
+    code = "turn_failed"
+
+
+class ApprovalStale(TurnFailed):
+    code = "approval_stale"
+
+
+class StepLimit(TurnFailed):
+    code = "step_limit"
+    retryable = True
+
+
+class TurnTimeout(TurnFailed):
+    code = "turn_timeout"
+    retryable = True
 
 
 class ToolError(TurnkeeperError):

@@ -42,7 +42,8 @@ CallState = Literal[
 
 class NewCall(TypedDict):
     """A call that an ``ai_message`` made; ``op`` is ``new``. Born ``pending`` (gated or frontend), ``approved``
-    (``decided_by`` says by which policy) or ``denied`` (approval mode ``deny``)."""
+    (``decided_by`` says by which policy), ``denied`` (approval mode ``deny``) or ``failed`` (it can never run: broken
+    arguments, no such tool; ``reason`` becomes its result)."""
 
     op: Literal["new"]
     step: int
@@ -54,8 +55,9 @@ class NewCall(TypedDict):
     risk: Risk
     kind: Literal["tool", "frontend"]
     gated: bool
-    state: Literal["pending", "approved", "denied"]
+    state: Literal["pending", "approved", "denied", "failed"]
     decided_by: str | None
+    reason: str | None
 
 
 class CallStart(TypedDict):

@@ -33,7 +33,7 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """One model call. ``messages`` are stored messages with the system message first; ``deadline`` is on the loop's
-    clock (``loop.time()``)."""
+    clock (``loop.time()``). ``images``: artifact reference in the messages to data URL (``wire.load_images``)."""
 
     model: str
     messages: Sequence[Message]
@@ -41,6 +41,7 @@ class ModelRequest:
     tool_choice: Literal["auto", "none"] = "auto"
     response_format: dict[str, Any] | None = None
     deadline: float | None = None
+    images: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 

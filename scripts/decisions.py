@@ -1,0 +1,111 @@
+"""From ``turnkeeper decide``'s options to decisions, with the tokens looked up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.errors import RequestInvalid
+from shared.events import APPROVAL_REQUIRED
+from shared.store.base import Store
+
+Row = dict[str, Any]
+
+ALL = "all"
+_PAGE = 500  # events
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the person typed. ``feedback``: one for all denials, or one for each in order. ``remember``: a scope, with
+    an optional prefix behind a colon."""
+
+    approve: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    feedback: tuple[str, ...] = ()
+    file: Path | None = None
+    remember: str | None = None
+
+    def decisions(self, pending: Sequence[Row]) -> list[Row]:
+        """Decisions on ``pending`` (entries of an approval event). Raises ``RequestInvalid`` if one names another."""
+        wanted = self._of_file() if self.file is not None else self._of_options(pending)
+        if not wanted:
+            raise RequestInvalid(
+                "Nothing was decided: name a call with --approve or --deny, or give a --file.",
+                hint=_waiting(pending),
+            )
+        decided: list[Row] = []
+        for decision in wanted:
+            matching = [p for p in pending if p["tool_call_id"] == decision["tool_call_id"]]
+            if not matching:
+                raise RequestInvalid(
+                    f"No call waits under the id {decision['tool_call_id']!r}; nothing was decided.",
+                    hint=_waiting(pending),
+                )
+            decided.extend({"approval_token": p["approval_token"], **decision} for p in matching)
+        return decided
+
+    def _of_options(self, pending: Sequence[Row]) -> list[Row]:
+        deny = _named(self.deny, pending)
+        if len(self.feedback) not in (0, 1, len(deny)):
+            raise RequestInvalid(
+                f"{len(self.feedback)} --feedback for {len(deny)} denied calls; nothing was decided.",
+                hint="Give one for all of them, or one for each in order.",
+            )
+        words = self.feedback if len(self.feedback) == len(deny) else self.feedback * len(deny)
+        remember = self._remembered()
+        approved = [{"tool_call_id": i, "approved": True, **remember} for i in _named(self.approve, pending)]
+        denied: list[Row] = [{"tool_call_id": i, "approved": False} for i in deny]
+        for decision, feedback in zip(denied, words, strict=False):
+            decision["feedback"] = feedback
+        return [*approved, *denied]
+
+    def _remembered(self) -> Row:
+        if self.remember is None:
+            return {}
+        scope, _, prefix = self.remember.partition(":")
+        return {"remember": {"scope": scope, **({"prefix": prefix} if prefix else {})}}
+
+    def _of_file(self) -> list[Row]:
+        assert self.file is not None
+        try:
+            value = json.loads(self.file.read_text())
+        except (ValueError, OSError) as error:
+            raise RequestInvalid(f"{self.file} cannot be read as JSON: {error}; nothing was decided.") from None
+        entries = value if isinstance(value, list) else [value]
+        if not all(isinstance(e, dict) and isinstance(e.get("tool_call_id"), str) for e in entries):
+            raise RequestInvalid(f"{self.file} is not a list of decisions with a tool_call_id; nothing was decided.")
+        return entries
+
+
+async def pending_approvals(store: Store, conversation_id: str) -> list[Row]:
+    """The approvals that wait, as the latest approval event shows them: with their tokens."""
+    waiting = {_key(row) for row in await store.approvals(conversation_id=conversation_id)}
+    conversation = await store.conversation(conversation_id) if waiting else None
+    before = conversation["last_seq"] if conversation else 0
+    while before > 0:
+        first = max(0, before - _PAGE)
+        for event in reversed(await store.events(conversation_id, after=first, limit=before - first)):
+            if event["event"] == APPROVAL_REQUIRED:
+                return [a for a in event["data"]["pending_approvals"] if _key(a) in waiting]
+        before = first
+    return []
+
+
+def _key(row: Row) -> tuple[Any, Any, Any]:
+    return row.get("turn"), row.get("step"), row.get("call_index")
+
+
+def _named(identifiers: Sequence[str], pending: Sequence[Row]) -> list[str]:
+    if ALL in identifiers:
+        return list(dict.fromkeys(p["tool_call_id"] for p in pending))
+    return list(identifiers)
+
+
+def _waiting(pending: Sequence[Row]) -> str:
+    if not pending:
+        return "Nothing waits for a decision in this conversation."
+    return "Waiting: " + ", ".join(f"{p['tool_call_id']} ({p['tool_name']})" for p in pending) + "."

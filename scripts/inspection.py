@@ -1,0 +1,106 @@
+"""Inspection: what the store holds of a conversation, for people and as JSON lines. Nothing here writes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from scripts.desk import Desk, unknown_conversation
+from scripts.render import approval_panel, event_line, print_json
+from scripts.turn_view import TurnView
+
+Row = dict[str, Any]
+
+_PAGE = 500  # events
+_EVENT_COLUMNS = ("seq", "turn", "attempt", "event", "created_at", "says")
+_TURN_COLUMNS = ("turn", "kind", "status", "attempt", "rounds", "tool_calls", "model", "duration_ms", "request_id")
+_CALL_COLUMNS = ("turn", "step", "tool_name", "arguments", "risk", "state", "decided_by", "duration_ms")
+
+
+async def stored_events(desk: Desk, conversation_id: str, *, after: int = 0, full: bool = False) -> AsyncIterator[Row]:
+    """All events later than ``after``, read in pages."""
+    while True:
+        page = await desk.store.events(conversation_id, after=after, limit=_PAGE, full=full)
+        for event in page:
+            yield event
+        if len(page) < _PAGE:
+            return
+        after = page[-1]["seq"]
+
+
+async def require_conversation(desk: Desk, conversation_id: str) -> Row:
+    row = await desk.store.conversation(conversation_id)
+    if row is None:
+        raise unknown_conversation(conversation_id)
+    return row
+
+
+async def show_conversation(desk: Desk, conversation_id: str) -> None:
+    """The conversation's row; for people also its turns, calls and waiting approvals."""
+    row = await require_conversation(desk, conversation_id)
+    turns = await desk.store.turns(conversation_id)
+    calls = await desk.store.calls(conversation_id)
+    if desk.out.as_json:
+        print_json({**row, "turns": [without_secrets(t) for t in turns], "tool_calls": calls})
+        return
+    desk.out.row(row)
+    desk.out.note("\nTurns", "bold")
+    desk.out.rows(turns, _TURN_COLUMNS, empty="none")
+    for turn in turns:
+        if turn["error"]:
+            desk.out.note(f"turn {turn['turn']}: {turn['error'].get('code')}: {turn['error'].get('description')}", "red")
+    if calls:
+        desk.out.note("\nTool calls", "bold")
+        desk.out.rows(calls, _CALL_COLUMNS, empty="")
+    for approval in await desk.pending_approvals(conversation_id):
+        desk.out.console.print(approval_panel(approval, conversation_id=conversation_id))
+
+
+def without_secrets(turn: Row) -> Row:
+    """A turn's row without what would let a reader write as the worker."""
+    return {k: v for k, v in turn.items() if k not in ("lease_token", "claim_id")}
+
+
+async def show_events(desk: Desk, conversation_id: str, *, follow: bool, after: int, full: bool) -> None:
+    """Stored events; with ``follow``, then those to come, until interrupted."""
+    await require_conversation(desk, conversation_id)
+    rows = [event async for event in stored_events(desk, conversation_id, after=after, full=full)]
+    if full and not desk.out.as_json:
+        for event in rows:
+            desk.out.row(event)
+            desk.out.note("")
+    else:
+        shown = rows if desk.out.as_json else [{**e, "says": _short(event_line(e))} for e in rows]
+        desk.out.rows(shown, _EVENT_COLUMNS, empty="No events.")
+    if follow:
+        last = rows[-1]["seq"] if rows else after
+        async for event in desk.follow(conversation_id, after=last):
+            if desk.out.as_json:
+                print_json(event)
+            else:
+                desk.out.note(f"{event['seq']:>4}  {event['turn']:>3}  {event['event']:<20} {_short(event_line(event))}")
+
+
+async def show_approvals(desk: Desk, account: str | None) -> None:
+    rows = await desk.store.approvals(account_id=account)
+    columns = ("conversation_id", "tool_call_id", "tool_name", "arguments", "risk", "user_id", "title", "expires_at")
+    if desk.out.as_json or not rows:
+        desk.out.rows(rows, columns, empty="Nobody has to decide anything.")
+        return
+    for row in rows:
+        desk.out.note(f"{row['title']}  {row['user_id'] or ''}", "bold")
+        approval = {**row, "params": desk.params_of(row)}
+        desk.out.console.print(approval_panel(approval, conversation_id=row["conversation_id"]))
+
+
+async def replay_conversation(desk: Desk, conversation_id: str) -> None:
+    """The whole conversation as it was seen, from its events."""
+    await require_conversation(desk, conversation_id)
+    view = TurnView(desk.out, conversation_id, live=False)
+    async for event in stored_events(desk, conversation_id):
+        view.show(event)
+
+
+def _short(text: str, characters: int = 100) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= characters else f"{line[: characters - 1]}…"

@@ -1,0 +1,110 @@
+"""Logs: one JSON object a line on stderr, with conversation, turn, attempt, job and worker bound in each.
+
+No secret and no text of a conversation leaves at info or above: fields that hold them are masked by name, and
+passwords inside URLs by form. At debug the texts are there; secrets never are.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from contextlib import AbstractContextManager
+from typing import Any, TextIO
+
+import structlog
+from structlog.contextvars import bind_contextvars, bound_contextvars, clear_contextvars
+from structlog.typing import FilteringBoundLogger, Processor
+
+from shared.clean import clean
+
+MASK = "***"
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+_SECRET = re.compile(r"(?i)(^|[_-])(password|passwd|secret|token|api_?key|key|authorization|cookie|dsn)s?$")
+_TEXT = frozenset({"ask", "answer", "arguments", "content", "feedback", "message", "messages", "prompt", "text"})
+_URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]+@")
+
+
+def configure_logging(level: str = "info", *, json: bool = True, stream: TextIO | None = None) -> None:
+    """Send everything to ``stream`` (stderr): ours from ``level``, libraries from warning. May be called again."""
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+        mask,
+    ]
+    render: Processor = structlog.processors.JSONRenderer(_dumps) if json else structlog.dev.ConsoleRenderer()
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render]
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    for name in ("worker", "publisher", "shared", "scripts"):
+        logging.getLogger(name).setLevel(LEVELS[level])
+    for name in ("rq", "rq.worker", "rq.job", "LiteLLM", "LiteLLM Router", "LiteLLM Proxy", "httpx"):
+        library = logging.getLogger(name)  # RQ and litellm bring handlers of their own
+        library.handlers[:] = []
+        library.propagate = True
+        library.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get_logger(name: str) -> FilteringBoundLogger:
+    """A logger: ``log.info("turn_claimed", attempt=2)``. The event is a name, facts are fields."""
+    logger: FilteringBoundLogger = structlog.get_logger(name)
+    return logger
+
+
+def bind(**fields: Any) -> None:
+    """Bind ``conversation``, ``turn``, ``attempt``, ``job``, ``worker`` … in this task and the tasks it starts."""
+    bind_contextvars(**fields)
+
+
+def bound(**fields: Any) -> AbstractContextManager[None]:
+    """The same for the length of a ``with`` block."""
+    return bound_contextvars(**fields)
+
+
+def unbind_all() -> None:
+    clear_contextvars()
+
+
+def mask(_logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Processor: no secrets; no texts of conversations unless the entry is at debug."""
+    return {key: _masked(key, value, texts=method == "debug") for key, value in event.items()}
+
+
+def _masked(key: str, value: Any, *, texts: bool) -> Any:
+    if key.startswith("_"):
+        return value
+    if _SECRET.search(key) or (key in _TEXT and not texts):
+        return MASK if value else value
+    if isinstance(value, str):
+        return _URL_PASSWORD.sub(rf"\1:{MASK}@", value)
+    if isinstance(value, dict):
+        return {k: _masked(str(k), v, texts=texts) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_masked("", v, texts=texts) for v in value]
+    return value
+
+
+def _dumps(event: Any, **_options: Any) -> str:
+    import orjson
+
+    return orjson.dumps(clean(event)).decode()

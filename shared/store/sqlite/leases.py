@@ -1,0 +1,128 @@
+"""Leases and rings: ``renew``, ``release``, ``reap`` and ``stop``."""
+
+from __future__ import annotations
+
+from shared.errors import LeaseLost
+from shared.store.base import Row
+from shared.store.sqlite.common import (
+    FIRST_BACKOFF_SECONDS,
+    close_calls,
+    lowest_unfinished,
+    refresh_conversation,
+    update,
+)
+from shared.store.sqlite.connection import Transaction, parsed_uuid
+
+LONGEST_BACKOFF_SECONDS = 60
+
+
+def renew(tx: Transaction, p_tokens: list[str], p_lease_seconds: float) -> Row:
+    lost: list[str] = []
+    stopped: list[str] = []
+    lease_end = tx.later(p_lease_seconds)
+    for token in p_tokens:
+        turn = _held(tx, token)
+        if turn is None:
+            lost.append(token)
+        elif turn["status"] == "running":
+            key = {"conversation_id": turn["conversation_id"]}
+            update(tx, "conversation_turns", {"lease_expires_at": lease_end}, **key, turn=turn["turn"])
+            update(tx, "conversations", {"next_ring_at": lease_end}, **key)
+            if turn["stop_requested_at"] is not None:
+                stopped.append(token)
+    return {"lost": lost, "stopped": stopped}
+
+
+def release(tx: Transaction, p_token: str, p_delay_seconds: float = 0) -> Row:
+    turn = _held(tx, p_token)
+    if turn is None or turn["status"] != "running":
+        raise LeaseLost("No running turn is held under this lease; nothing was released.")
+    freed = {"status": "pending", "lease_token": None, "lease_expires_at": None, "claim_id": None}
+    update(tx, "conversation_turns", freed, conversation_id=turn["conversation_id"], turn=turn["turn"])
+    refresh_conversation(
+        tx,
+        turn["conversation_id"],
+        next_ring_at=tx.later(p_delay_seconds),
+        ring_backoff_seconds=FIRST_BACKOFF_SECONDS,
+    )
+    return {"conversation_id": turn["conversation_id"], "queue": turn["queue"]}
+
+
+def reap(tx: Transaction, p_limit: int = 100, p_everything: bool = False) -> list[Row]:
+    """What is due, each with its next ring put off, never past the end of a lease."""
+    due = tx.rows(
+        """
+        SELECT c.conversation_id, c.ring_backoff_seconds, t.queue, t.lease_expires_at
+        FROM conversations c
+        JOIN conversation_turns t ON t.conversation_id = c.conversation_id AND t.turn = (
+            SELECT min(u.turn) FROM conversation_turns u
+            WHERE u.conversation_id = c.conversation_id AND u.status IN ('pending', 'running'))
+        WHERE c.next_ring_at <= ?1 OR ?2 AND (t.status = 'pending' OR t.lease_expires_at <= ?1)
+        ORDER BY c.next_ring_at LIMIT ?3
+        """,
+        tx.now,
+        int(p_everything),
+        p_limit,
+    )
+    for row in due:
+        ring_at = tx.later(row["ring_backoff_seconds"])
+        if row["lease_expires_at"] is not None and row["lease_expires_at"] > tx.now:
+            ring_at = min(ring_at, row["lease_expires_at"])
+        backoff = min(LONGEST_BACKOFF_SECONDS, 2 * row["ring_backoff_seconds"])
+        ring = {"next_ring_at": ring_at, "ring_backoff_seconds": backoff}
+        update(tx, "conversations", ring, conversation_id=row["conversation_id"])
+    return [{"conversation_id": row["conversation_id"], "queue": row["queue"]} for row in due]
+
+
+def stop(tx: Transaction, p_conversation_id: str, p_turn: int | None = None) -> Row:
+    conversation_id = parsed_uuid(p_conversation_id)
+    nothing: Row = {"turn": None, "effect": "none", "queue": None}
+    lowest = lowest_unfinished(tx, conversation_id)
+    turn = lowest if lowest is not None and p_turn in (None, lowest["turn"]) else _other(tx, conversation_id, p_turn)
+    if turn is None:
+        return nothing
+    if turn["status"] in ("pending", "running"):
+        _flag(tx, turn, due=turn["status"] == "pending" and turn == lowest)
+        return {"turn": turn["turn"], "effect": "flagged", "queue": turn["queue"]}
+    if turn["status"] != "awaiting_approval" or lowest is not None:
+        return nothing
+    stopped = {"status": "stopped", "finish_reason": "stopped", "stop_requested_at": tx.now}
+    update(tx, "conversation_turns", stopped, conversation_id=conversation_id, turn=turn["turn"])
+    close_calls(tx, conversation_id, turn["turn"], "the turn was stopped")
+    refresh_conversation(tx, conversation_id)
+    return {"turn": turn["turn"], "effect": "stopped", "queue": None}
+
+
+def _held(tx: Transaction, token: str) -> Row | None:
+    """The turn under that token, without its large columns."""
+    return tx.row(
+        "SELECT conversation_id, turn, status, queue, stop_requested_at FROM conversation_turns WHERE lease_token = ?",
+        token,
+    )
+
+
+def _other(tx: Transaction, conversation_id: str, number: int | None) -> Row | None:
+    """The given turn if it is unfinished or the last one, or else the last one."""
+    row = tx.row(
+        "SELECT t.* FROM conversation_turns t JOIN conversations c USING (conversation_id) "
+        "WHERE c.conversation_id = ? AND t.turn = coalesce(?, c.last_turn)",
+        conversation_id,
+        number,
+    )
+    if row is not None and row["status"] == "awaiting_approval":
+        last = tx.value("SELECT last_turn FROM conversations WHERE conversation_id = ?", conversation_id)
+        return row if row["turn"] == last else None
+    return row
+
+
+def _flag(tx: Transaction, turn: Row, *, due: bool) -> None:
+    update(
+        tx,
+        "conversation_turns",
+        {"stop_requested_at": turn["stop_requested_at"] or tx.now},
+        conversation_id=turn["conversation_id"],
+        turn=turn["turn"],
+    )
+    if due:
+        ring = {"next_ring_at": tx.now, "ring_backoff_seconds": FIRST_BACKOFF_SECONDS}
+        update(tx, "conversations", ring, conversation_id=turn["conversation_id"])

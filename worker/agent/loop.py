@@ -1,0 +1,160 @@
+"""The loop: settle the open calls, or answer, or ask the model once more.
+
+It goes on from the last message, whatever attempt wrote it: an answer that is stored is not asked for again, a result
+that is stored is not computed again. Pausing is a value; failing is an exception of the error tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from shared.errors import ApprovalStale, EmptyAnswer, ModelError, RequestInvalid, StepLimit
+from shared.events import AI_MESSAGE, EventDraft
+from shared.history import open_calls, pair
+from shared.settings import Settings
+from worker.agent import texts
+from worker.agent.approvals import pause_for
+from worker.agent.base import ChatModel, Delta, ModelReply, ModelRequest, Toolbox, ToolSpec, Usage
+from worker.agent.calls import CallRunner
+from worker.agent.ingest import Policy, ingest, text_of
+from worker.agent.ledger import Ledger
+from worker.agent.run import Answered, Events, Guard, Outcome, Run
+
+
+class AgentLoop:
+    """One run of the tool-calling loop."""
+
+    def __init__(
+        self, run: Run, *, model: ChatModel, toolbox: Toolbox, events: Events, guard: Guard, settings: Settings
+    ) -> None:
+        self._run = run
+        self._model = model
+        self._toolbox = toolbox
+        self._events = events
+        self._guard = guard
+        self._settings = settings
+        self._ledger = Ledger(run.calls)
+        self._calls = CallRunner(
+            run,
+            self._ledger,
+            toolbox,
+            events,
+            guard,
+            timeout_seconds=settings.tool_timeout_seconds,
+            result_tokens=settings.tool_result_tokens,
+        )
+        frontend = {spec.name: spec for spec in map(_frontend_spec, run.request.get("frontend_tools") or ())}
+        self._policy = Policy(frontend, run.request.get("approval_mode") == "deny", run.rules)
+        self._tools = [spec.for_model() for spec in (*toolbox.specs(), *frontend.values())]
+
+    async def run(self) -> Outcome:
+        """Go on until the turn answers or pauses. Raises the error tree, and what the guard raises."""
+        run = self._run
+        if not run.messages:
+            raise RequestInvalid("The conversation has no history to go on from.")
+        self._refuse_stale_decision()
+        while True:
+            if waits := open_calls(run.messages):
+                results, waiting = await self._calls.settle(waits)
+                run.messages = pair([*run.messages, *results])
+                if waiting:
+                    self._guard.checkpoint()
+                    return pause_for(waiting, run, self._toolbox, self._settings.approval_seconds)
+                continue
+            self._guard.checkpoint()
+            if run.messages[-1].get("role") == "assistant":
+                return Answered(text_of(run.messages[-1]))
+            await self._step()
+
+    def _refuse_stale_decision(self) -> None:
+        run = self._run
+        if run.kind != "tool_decisions" or run.totals.rounds or run.worked_before:
+            return
+        if not self._ledger.decided_in(run.turn) and not open_calls(run.messages):
+            raise ApprovalStale(
+                "Nothing was executed: the calls that this decision is about are not waiting any more.",
+                hint="Look at the conversation's events for what became of them.",
+            )
+
+    async def _step(self) -> None:
+        """One model call, and its message in the log."""
+        run, step = self._run, self._run.totals.rounds + 1
+        may_call = step < self._settings.max_steps
+        reply = await self._ask(step, may_call=may_call)
+        ingested = ingest(reply, step=step, toolbox=self._toolbox, policy=self._policy, may_call=may_call)
+        if ingested.empty:
+            first = reply.usage
+            reply = await self._ask(step, may_call=may_call, nudge=True)
+            ingested = ingest(reply, step=step, toolbox=self._toolbox, policy=self._policy, may_call=may_call)
+            reply = replace(reply, usage=_sum(first, reply.usage))
+            if ingested.empty:
+                raise EmptyAnswer(
+                    "The model answered twice with neither text nor a tool call.",
+                    hint="Retry the turn, or choose another model.",
+                    usage=reply.usage.as_dict(),
+                )
+        run.totals.rounds = step
+        run.totals.tool_calls += len(ingested.calls)
+        run.totals.add(reply.usage)
+        run.provider, run.model_used = reply.provider, reply.model
+        run.partial.clear()
+        data: dict[str, Any] = {
+            "step": step,
+            "message": ingested.message,
+            "usage": reply.usage.as_dict(),
+            "finish_reason": reply.finish_reason,
+            "model": reply.model,
+        }
+        self._ledger.add(run.turn, ingested.calls)
+        self._events.emit(EventDraft(AI_MESSAGE, data, ingested.calls), soon=bool(ingested.calls))
+        run.messages.append(ingested.message)
+        if ingested.calls and not may_call:
+            raise StepLimit(
+                f"The model went on calling tools after {self._settings.max_steps} steps; the last calls were not run.",
+                hint="Ask again with a narrower question, or raise TURNKEEPER_MAX_STEPS.",
+            )
+
+    async def _ask(self, step: int, *, may_call: bool, nudge: bool = False) -> ModelReply:
+        run = self._run
+        messages = run.with_system()
+        if nudge:
+            messages.append({"role": "user", "content": texts.NUDGE})
+        run.partial.clear()
+
+        def on_delta(delta: Delta) -> None:
+            if delta.text:
+                run.partial.append(delta.text)
+            self._events.delta(step=step, text=delta.text, reasoning=delta.reasoning)
+
+        request = ModelRequest(
+            model=run.model,
+            messages=messages,
+            tools=self._tools,
+            tool_choice="auto" if may_call else "none",
+            response_format=run.request.get("response_format"),
+            deadline=run.deadline,
+        )
+        try:
+            return await self._model.complete(request, on_delta)
+        except ModelError:
+            run.partial.clear()  # a later attempt starts its answer anew
+            raise
+
+
+def _sum(first: Usage, second: Usage) -> Usage:
+    return Usage(
+        first.prompt_tokens + second.prompt_tokens,
+        first.completion_tokens + second.completion_tokens,
+        first.cached_tokens + second.cached_tokens,
+        first.cost_usd + second.cost_usd,
+    )
+
+
+def _frontend_spec(declared: dict[str, Any]) -> ToolSpec:
+    return ToolSpec(
+        declared["name"],
+        declared.get("description", ""),
+        declared.get("parameters") or {"type": "object", "properties": {}},
+        source="frontend",
+    )

@@ -1,0 +1,362 @@
+"""A turn, from its claim to its end: hydrate, run the agent, finish with exactly one terminal event.
+
+``TurnRunner.run`` serves one conversation until the wanted turn has ended. Whatever goes wrong in a turn ends in the
+log where people see it; whatever goes wrong with the lease ends quietly, since somebody else is writing now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from publisher import EventPublisher, LiveSink, PublisherLimits
+from shared.errors import LeaseLost, RateLimited, StoreUnavailable, TurnkeeperError
+from shared.events import AI_MESSAGE, ANSWER_END, APPROVAL_REQUIRED, ERROR, TURN_RESUMED, TURN_STOPPED, EventDraft, Finish
+from shared.live import LiveEntry
+from shared.requests import Artifact, RequestRecord
+from shared.settings import Settings
+from shared.store.base import Appended, Claim, Lease, NotClaimed, Store
+from worker.agent.base import ChatModel, Toolbox
+from worker.agent.loop import AgentLoop
+from worker.agent.run import Answered, Outcome, Paused, Run, run_of
+from worker.attempt import Attempt, HandBack, TurnStopped
+from worker.leases import HeldLease, LeaseKeeper, lease_clock
+
+log = structlog.get_logger(__name__)
+
+FIRST_WAIT_SECONDS: Final = 0.05  # before a call to a store that was away is repeated; doubled each time
+LONGEST_WAIT_SECONDS: Final = 2.0
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReport:
+    """How one attempt ended. ``status``: the turn's, or ``lost`` / ``pending`` (handed back)."""
+
+    conversation_id: str
+    turn: int
+    attempt: int
+    status: str
+    finish_reason: str
+    error: dict[str, Any] | None = None
+    next_queue: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status not in ("lost", "pending")
+
+    def as_dict(self) -> dict[str, Any]:
+        out: dict[str, Any] = {
+            "conversation_id": self.conversation_id,
+            "turn": self.turn,
+            "attempt": self.attempt,
+            "status": self.status,
+            "finish_reason": self.finish_reason,
+        }
+        if self.error:
+            out["error"] = self.error
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What turns are run with; one per process."""
+
+    settings: Settings
+    store: Store
+    model: ChatModel
+    toolbox: Toolbox
+    keeper: LeaseKeeper
+    live: LiveSink | None
+    worker: str
+
+
+class StoreArtifacts:
+    """A tool's access to the artifacts of the turn's conversation. While the store is away a call waits; losing the
+    lease ends the wait by cancelling the run."""
+
+    def __init__(self, store: Store, lease: Lease) -> None:
+        self._store = store
+        self._lease = lease
+
+    async def put(self, name: str, media_type: str, content: bytes) -> str:
+        artifact = Artifact.of(self._lease.conversation_id, name, media_type, content)
+        await patiently(lambda: self._store.put_artifact(self._lease, artifact))
+        return artifact.artifact_id
+
+    async def get(self, artifact_id: str) -> bytes | None:
+        artifact = await patiently(lambda: self._store.get_artifact(self._lease.conversation_id, artifact_id))
+        return artifact.content if artifact else None
+
+
+async def patiently(call: Callable[[], Awaitable[Answer]], *, give_up: Callable[[], bool] = lambda: False) -> Answer:
+    """Repeat a call that may be repeated for as long as the store is away. Raises the last ``StoreUnavailable`` once
+    ``give_up`` says so."""
+    delay = FIRST_WAIT_SECONDS
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable:
+            if give_up():
+                raise
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, LONGEST_WAIT_SECONDS)
+
+
+class TurnRunner:
+    """Runs claimed turns; knows which are running."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._limits = PublisherLimits.from_settings(parts.settings)
+        self._running: set[Attempt] = set()
+        self._leaving = False
+        self._nothing_runs = asyncio.Event()
+        self._nothing_runs.set()
+
+    async def leave(self) -> None:
+        """Hand back every turn: at its next safe point, at the latest after ``drain_seconds``; a side effect that
+        runs then has until ``hard_deadline_seconds``."""
+        settings = self._parts.settings
+        self._leaving = True
+        for attempt in self._running:
+            attempt.drain()
+        if await self._quiet(settings.drain_seconds):
+            return
+        for attempt in self._running:
+            attempt.hand_back(hard=False)
+        if await self._quiet(max(1.0, settings.hard_deadline_seconds - settings.drain_seconds)):
+            return
+        for attempt in self._running:
+            attempt.hand_back(hard=True)
+        if not await self._quiet(settings.lease_seconds):
+            log.error("turns still run after the hard deadline; their leases expire", turns=len(self._running))
+
+    async def _quiet(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._nothing_runs.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def claim(self, conversation_id: str, record: RequestRecord | None) -> tuple[Claim | NotClaimed, float]:
+        """Claim the lowest unfinished turn, and the lease clock at the send of the claim that succeeded. A lost reply
+        is asked for again under the same claim id, so it cannot leave a turn that nobody runs."""
+        settings, claim_id = self._parts.settings, uuid.uuid4().hex
+        give_up_at = time.monotonic() + settings.lease_seconds
+        sent_at = lease_clock()
+
+        async def claim() -> Claim | NotClaimed:
+            nonlocal sent_at
+            sent_at = lease_clock()
+            return await self._parts.store.claim(
+                conversation_id,
+                worker=self._parts.worker,
+                claim_id=claim_id,
+                lease_seconds=settings.lease_seconds,
+                max_crashes=settings.max_crashes,
+                record=record,
+            )
+
+        def give_up() -> bool:  # what is recorded is rung again by the reaper; what is not is only in our hands
+            return self._leaving or (record is None and time.monotonic() > give_up_at)
+
+        claimed = await patiently(claim, give_up=give_up)
+        if claimed.ended and self._parts.live is not None:
+            self._parts.live.push([LiveEntry.of_row(row) for row in claimed.ended])
+        return claimed, sent_at
+
+    async def run(
+        self,
+        claim: Claim,
+        sent_at: float,
+        *,
+        on_attempt: Callable[[Attempt], None],
+        timeout_seconds: float | None = None,
+    ) -> TurnReport:
+        """Run a claimed turn to its end, or until it is lost or handed back."""
+        lease = claim.lease
+        with bound_contextvars(conversation=lease.conversation_id, turn=lease.turn, attempt=lease.attempt):
+            attempt: Attempt
+            held = HeldLease(lease, sent_at, lambda: attempt.lose(), lambda: attempt.stop())
+            attempt = Attempt(held)
+            self._parts.keeper.hold(held)
+            self._running.add(attempt)
+            self._nothing_runs.clear()
+            if self._leaving:
+                attempt.drain()
+            on_attempt(attempt)
+            started = time.monotonic()
+            try:
+                report = await self._attempt(claim, attempt, timeout_seconds)
+            finally:
+                self._running.discard(attempt)
+                if not self._running:
+                    self._nothing_runs.set()
+                self._parts.keeper.drop(held)
+            log.info(
+                "turn ended" if report.ended else "turn left",
+                status=report.status,
+                finish_reason=report.finish_reason,
+                seconds=round(time.monotonic() - started, 3),
+            )
+            return report
+
+    async def _attempt(self, claim: Claim, attempt: Attempt, timeout_seconds: float | None) -> TurnReport:
+        settings, lease, loop = self._parts.settings, claim.lease, asyncio.get_running_loop()
+        remaining = _remaining_seconds(claim, settings.turn_deadline_seconds)
+        if timeout_seconds is not None:
+            remaining = min(remaining, timeout_seconds)
+        run = run_of(claim, settings, claimed_at=loop.time(), deadline=loop.time() + remaining)
+        run.artifacts = StoreArtifacts(self._parts.store, lease)
+        publisher = EventPublisher(
+            self._parts.store,
+            lease,
+            limits=self._limits,
+            live=self._parts.live,
+            on_stop=attempt.stop,
+            on_lost=attempt.lose,
+        )
+        attempt.on_lost = publisher.abandon
+        try:
+            async with publisher:
+                try:
+                    if lease.attempt > 1:
+                        publisher.emit(_resumed(claim))
+                    agent = AgentLoop(
+                        run,
+                        model=self._parts.model,
+                        toolbox=self._parts.toolbox,
+                        events=publisher,
+                        guard=attempt,
+                        settings=settings,
+                    )
+                    outcome = await attempt.supervise(agent.run(), timeout_seconds=remaining)
+                except HandBack:
+                    return await self._hand_back(publisher, lease, 0, "handed_back")
+                except LeaseLost:
+                    attempt.lose()
+                    raise
+                except RateLimited as error:
+                    wait = error.details.get("retry_after_seconds")
+                    if wait is not None and wait < run.deadline - loop.time():
+                        return await self._hand_back(publisher, lease, wait, "rate_limited")
+                    draft, finish = _failed(run, error)
+                except TurnStopped:
+                    _keep_partial(publisher, run)
+                    draft, finish = _stopped(run)
+                except TurnkeeperError as error:
+                    draft, finish = _failed(run, error)
+                except Exception as error:
+                    log.exception("turn failed by a bug")
+                    draft, finish = _failed(run, _internal(error))
+                else:
+                    draft, finish = _ended(run, outcome)
+                appended = await publisher.finish(draft, finish)
+                return _report(lease, finish, appended)
+        except LeaseLost:
+            log.warning("lease lost, the turn goes on elsewhere")
+            return TurnReport(lease.conversation_id, lease.turn, lease.attempt, "lost", "lease_lost")
+
+    async def _hand_back(self, publisher: EventPublisher, lease: Lease, delay: float, why: str) -> TurnReport:
+        """Flush and release. While the store is away this goes on until the lease is lost or the process ends."""
+        await publisher.barrier()
+        try:
+            ring = await patiently(lambda: self._parts.store.release(lease, delay), give_up=lambda: publisher.lost)
+        except StoreUnavailable:
+            raise LeaseLost("The store was away until the lease was gone; the turn is taken over.") from None
+        queue = ring.queue if delay == 0 else None
+        return TurnReport(lease.conversation_id, lease.turn, lease.attempt, "pending", why, next_queue=queue)
+
+
+def _remaining_seconds(claim: Claim, deadline_seconds: float) -> float:
+    started_at = datetime.fromisoformat(claim.turn["started_at"])
+    return max(0.0, deadline_seconds - (claim.now - started_at).total_seconds())
+
+
+def _resumed(claim: Claim) -> EventDraft:
+    why = "crash" if claim.turn["crashes"] else "handed_back"
+    data = {"why": why, "attempt": claim.lease.attempt, "crashes": claim.turn["crashes"]}
+    return EventDraft(TURN_RESUMED, data)
+
+
+def _ended(run: Run, outcome: Outcome) -> tuple[EventDraft, Finish]:
+    common: dict[str, Any] = {
+        "request_id": run.request["request_id"],
+        "messages": run.with_system(),
+        "usage": run.totals.as_dict(),
+        "cost_usd": run.totals.cost_usd,
+        "rounds": run.totals.rounds,
+        "tool_calls": run.totals.tool_calls,
+        "model": run.model_used or run.model,
+    }
+    match outcome:
+        case Answered(content):
+            data = {"content": content, **common}
+            return EventDraft(ANSWER_END, data), Finish("completed", "answer", None, run.provider, run.model_used)
+        case Paused(approvals, frontend, awaits):
+            data = {"pending_approvals": approvals, "pending_frontend_tool_calls": frontend, **common}
+            reason = "approval_required" if approvals or not frontend else "frontend_tool_calls"
+            return (
+                EventDraft(APPROVAL_REQUIRED, data, awaits),
+                Finish("awaiting_approval", reason, None, run.provider, run.model_used),
+            )
+
+
+def _failed(run: Run, error: TurnkeeperError) -> tuple[EventDraft, Finish]:
+    data = {**error.as_dict(), "request_id": run.request["request_id"]}
+    usage = error.details.get("usage")
+    if usage:
+        data["usage"] = usage
+    return EventDraft(ERROR, data), Finish("failed", error.code, error.as_dict(), run.provider, run.model_used)
+
+
+def _stopped(run: Run) -> tuple[EventDraft, Finish]:
+    data = {
+        "code": "stopped",
+        "description": "The turn was stopped on request; what was shown is kept.",
+        "retryable": False,
+        "request_id": run.request["request_id"],
+    }
+    return EventDraft(TURN_STOPPED, data), Finish("stopped", "stopped", None, run.provider, run.model_used)
+
+
+def _keep_partial(publisher: EventPublisher, run: Run) -> None:
+    """Text that people saw stays in the history; calls that were still arriving do not."""
+    text = "".join(run.partial)
+    if text.strip():
+        message = {"role": "assistant", "content": text}
+        step = run.totals.rounds + 1
+        publisher.emit(EventDraft(AI_MESSAGE, {"step": step, "message": message, "interrupted": True}))
+
+
+def _internal(error: Exception) -> TurnkeeperError:
+    """A bug as people see it: its kind, not its words, which may hold anything."""
+    return TurnkeeperError(
+        f"The worker failed with {type(error).__name__}; the turn was ended and what was done is kept.",
+        hint="The worker's log has the details.",
+    )
+
+
+def _report(lease: Lease, finish: Finish, appended: Appended) -> TurnReport:
+    return TurnReport(
+        lease.conversation_id,
+        lease.turn,
+        lease.attempt,
+        appended.status,
+        finish.finish_reason if appended.status == finish.status else appended.status,
+        finish.error,
+        appended.next_queue,
+    )
+
+

@@ -31,7 +31,7 @@ def versions(
     draft: EventDraft, finish: Finish | None, refusal: ContentRefused
 ) -> Iterator[tuple[EventDraft, Finish | None]]:
     """Ever weaker versions of a refused event and the turn's end that goes with it; the first one loses nothing."""
-    draft = replace(draft, data=clean(draft.data), calls=clean(draft.calls))
+    draft = _cleaned(draft)
     finish = clean_finish(finish)
     yield draft, finish
     kept = draft.data if draft.is_snapshot else _marker(draft, refusal)
@@ -49,8 +49,12 @@ def measured(draft: EventDraft) -> tuple[EventDraft, int]:
             return draft, len(encoded)
     except TypeError:
         encoded = b""
-    draft = replace(draft, data=clean(draft.data), calls=clean(draft.calls))
+    draft = _cleaned(draft)
     return draft, len(encoded) or len(orjson.dumps((draft.data, draft.calls)))
+
+
+def _cleaned(draft: EventDraft) -> EventDraft:
+    return replace(draft, data=clean(draft.data), calls=tuple(clean(call) for call in draft.calls))
 
 
 def clean_finish(finish: Finish | None) -> Finish | None:

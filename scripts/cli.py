@@ -28,12 +28,16 @@ _GROUPS = {
         inspection.usage,
     ),
     "Upkeep": (upkeep.feedback, upkeep.rename, upkeep.delete, upkeep.requeue),
-    "Operation": (running.worker, running.migrate, running.bench),
+    "Operation": (running.worker, running.migrate),
 }
 
 for _panel, _commands in _GROUPS.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
+
+app.command(rich_help_panel="Operation", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    running.bench
+)
 
 
 def main() -> None:

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import RequestInvalid
-from shared.events import APPROVAL_REQUIRED
-from shared.store.base import Store
 
 Row = dict[str, Any]
 
 ALL = "all"
-_PAGE = 500  # events
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class Choice:
 
     def _of_options(self, pending: Sequence[Row]) -> list[Row]:
         deny = _named(self.deny, pending)
-        if len(self.feedback) not in (0, 1, len(deny)):
+        if len(self.feedback) not in (0, min(1, len(deny)), len(deny)):
             raise RequestInvalid(
                 f"{len(self.feedback)} --feedback for {len(deny)} denied calls; nothing was decided.",
                 hint="Give one for all of them, or one for each in order.",
@@ -79,24 +76,6 @@ class Choice:
         if not all(isinstance(e, dict) and isinstance(e.get("tool_call_id"), str) for e in entries):
             raise RequestInvalid(f"{self.file} is not a list of decisions with a tool_call_id; nothing was decided.")
         return entries
-
-
-async def pending_approvals(store: Store, conversation_id: str) -> list[Row]:
-    """The approvals that wait, as the latest approval event shows them: with their tokens."""
-    waiting = {_key(row) for row in await store.approvals(conversation_id=conversation_id)}
-    conversation = await store.conversation(conversation_id) if waiting else None
-    before = conversation["last_seq"] if conversation else 0
-    while before > 0:
-        first = max(0, before - _PAGE)
-        for event in reversed(await store.events(conversation_id, after=first, limit=before - first)):
-            if event["event"] == APPROVAL_REQUIRED:
-                return [a for a in event["data"]["pending_approvals"] if _key(a) in waiting]
-        before = first
-    return []
-
-
-def _key(row: Row) -> tuple[Any, Any, Any]:
-    return row.get("turn"), row.get("step"), row.get("call_index")
 
 
 def _named(identifiers: Sequence[str], pending: Sequence[Row]) -> list[str]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import typer
 
 from scripts.render import Output
+from shared.client import Client
 from shared.errors import (
     ConfigurationError,
     ConversationUnknown,
@@ -25,17 +26,9 @@ from shared.errors import (
     StoreUnavailable,
     TurnkeeperError,
 )
-from shared.live import Until, follow
-from shared.queues import Ringer, connect_async
-from shared.requests import Request, record_of
+from shared.log import configure_logging
 from shared.settings import Settings, load_settings
-from shared.store import open_store
-from shared.store.base import Ring, Store, Submitted
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from redis.asyncio import Redis
+from shared.store.base import Store
 
 FAILED = 1
 USAGE = 2
@@ -48,35 +41,15 @@ Work = Callable[["Desk"], Awaitable[int | None]]
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """What a command works with. Redis is connected on first use, so inspection needs the store only."""
+    """What a command works with. Redis may be away, so that inspection needs the store only."""
 
     settings: Settings
-    store: Store
-    redis: Redis
+    client: Client
     out: Output
 
-    async def submit(self, request: Request) -> Submitted:
-        """Record a request, then ring for it. A ring that fails is only late: the reaper rings again."""
-        settings = self.settings
-        record = record_of(
-            request,
-            default_account=settings.default_account,
-            max_bytes=settings.request_bytes,
-            accept_call_keys=settings.accept_call_keys,
-        )
-        submitted = await self.store.submit(record)
-        await self._ring(submitted.conversation_id, submitted.queue)
-        return submitted
-
-    async def _ring(self, conversation_id: str, queue: str) -> None:
-        try:
-            await Ringer(self.redis).ring([Ring(conversation_id, queue)])
-        except QueueUnavailable as error:
-            print(f"turnkeeper: {error.description}", file=sys.stderr)
-
-    def follow(self, conversation_id: str, *, after: int, until: Until = None) -> AsyncGenerator[Row, None]:
-        rows = follow(self.store, self.redis, conversation_id, after=after, until=until)
-        return cast("AsyncGenerator[Row, None]", rows)
+    @property
+    def store(self) -> Store:
+        return self.client.store
 
 
 def at_desk(work: Work, as_json: bool) -> None:
@@ -85,6 +58,7 @@ def at_desk(work: Work, as_json: bool) -> None:
 
 
 async def _at_desk(work: Work, as_json: bool) -> int:
+    configure_logging("error")  # what a person has to know is said in words
     async with open_desk(load_settings(), Output(as_json)) as desk:
         return await work(desk) or 0
 
@@ -92,14 +66,8 @@ async def _at_desk(work: Work, as_json: bool) -> int:
 @asynccontextmanager
 async def open_desk(settings: Settings, out: Output) -> AsyncIterator[Desk]:
     """A desk with its store open. Raises ``StoreUnavailable``, ``SchemaOutdated``."""
-    redis = connect_async(settings.effective_redis_url)
-    store = open_store(settings)
-    try:
-        await store.open()
-        yield Desk(settings, store, redis, out)
-    finally:
-        await store.close()
-        await redis.aclose()
+    async with Client.connect(settings) as client:
+        yield Desk(settings, client, out)
 
 
 def guarded(run: Callable[[], int | None], as_json: bool = False) -> int:
@@ -126,6 +94,14 @@ def exit_status(error: TurnkeeperError) -> int:
     if isinstance(error, StoreUnavailable | QueueUnavailable):
         return UNREACHABLE
     return USAGE if isinstance(error, RequestRefused | ConfigurationError) else FAILED
+
+
+async def require_conversation(desk: Desk, conversation_id: str) -> Row:
+    """The conversation's row. Raises ``ConversationUnknown``."""
+    row = await desk.store.conversation(conversation_id)
+    if row is None:
+        raise unknown_conversation(conversation_id)
+    return row
 
 
 def unknown_conversation(conversation_id: str) -> ConversationUnknown:

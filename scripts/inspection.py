@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from scripts.desk import Desk, unknown_conversation
-from scripts.render import approval_panel, event_line, print_json
+from scripts.desk import Desk, require_conversation
+from scripts.render import event_line, print_json
 from scripts.turn_view import TurnView
+from worker.agent.tools.arguments import parse_arguments
+from worker.agent.visible import make_visible
 
 Row = dict[str, Any]
 
 _PAGE = 500  # events
+_TURN_SECRETS = frozenset({"lease_token", "claim_id"})  # who has them writes as the worker
+_CALL_SECRETS = frozenset({"approval_token_sha256"})
 _EVENT_COLUMNS = ("seq", "turn", "attempt", "event", "created_at", "says")
 _TURN_COLUMNS = ("turn", "kind", "status", "attempt", "rounds", "tool_calls", "model", "duration_ms", "request_id")
 _CALL_COLUMNS = ("turn", "step", "tool_name", "arguments", "risk", "state", "decided_by", "duration_ms")
@@ -28,37 +32,32 @@ async def stored_events(desk: Desk, conversation_id: str, *, after: int = 0, ful
         after = page[-1]["seq"]
 
 
-async def require_conversation(desk: Desk, conversation_id: str) -> Row:
-    row = await desk.store.conversation(conversation_id)
-    if row is None:
-        raise unknown_conversation(conversation_id)
-    return row
-
-
 async def show_conversation(desk: Desk, conversation_id: str) -> None:
     """The conversation's row; for people also its turns, calls and waiting approvals."""
     row = await require_conversation(desk, conversation_id)
     turns = await desk.store.turns(conversation_id)
     calls = await desk.store.calls(conversation_id)
     if desk.out.as_json:
-        print_json({**row, "turns": [without_secrets(t) for t in turns], "tool_calls": calls})
+        row["turns"] = [_without(turn, _TURN_SECRETS) for turn in turns]
+        row["tool_calls"] = [_without(call, _CALL_SECRETS) for call in calls]
+        print_json(row)
         return
     desk.out.row(row)
     desk.out.note("\nTurns", "bold")
     desk.out.rows(turns, _TURN_COLUMNS, empty="none")
     for turn in turns:
         if turn["error"]:
-            desk.out.note(f"turn {turn['turn']}: {turn['error'].get('code')}: {turn['error'].get('description')}", "red")
+            code, description = turn["error"].get("code"), turn["error"].get("description")
+            desk.out.note(f"turn {turn['turn']}: {code}: {description}", "red")
     if calls:
         desk.out.note("\nTool calls", "bold")
         desk.out.rows(calls, _CALL_COLUMNS, empty="")
-    for approval in await desk.pending_approvals(conversation_id):
-        desk.out.console.print(approval_panel(approval, conversation_id=conversation_id))
+    for approval in await desk.client.approvals(conversation_id):
+        desk.out.approval(approval, conversation_id)
 
 
-def without_secrets(turn: Row) -> Row:
-    """A turn's row without what would let a reader write as the worker."""
-    return {k: v for k, v in turn.items() if k not in ("lease_token", "claim_id")}
+def _without(row: Row, secrets: frozenset[str]) -> Row:
+    return {k: v for k, v in row.items() if k not in secrets}
 
 
 async def show_events(desk: Desk, conversation_id: str, *, follow: bool, after: int, full: bool) -> None:
@@ -74,11 +73,14 @@ async def show_events(desk: Desk, conversation_id: str, *, follow: bool, after: 
         desk.out.rows(shown, _EVENT_COLUMNS, empty="No events.")
     if follow:
         last = rows[-1]["seq"] if rows else after
-        async for event in desk.follow(conversation_id, after=last):
+        async for event in desk.client.follow(conversation_id, after=last):
+            if event["seq"] is None:  # text on its way to an event
+                continue
             if desk.out.as_json:
                 print_json(event)
             else:
-                desk.out.note(f"{event['seq']:>4}  {event['turn']:>3}  {event['event']:<20} {_short(event_line(event))}")
+                place = f"{event['seq']:>4}  {event['turn']:>3}  {event['event']:<20}"
+                desk.out.note(f"{place} {_short(event_line(event))}")
 
 
 async def show_approvals(desk: Desk, account: str | None) -> None:
@@ -89,14 +91,14 @@ async def show_approvals(desk: Desk, account: str | None) -> None:
         return
     for row in rows:
         desk.out.note(f"{row['title']}  {row['user_id'] or ''}", "bold")
-        approval = {**row, "params": desk.params_of(row)}
-        desk.out.console.print(approval_panel(approval, conversation_id=row["conversation_id"]))
+        approval = {**row, "params": make_visible(parse_arguments(row["arguments"]).value)}
+        desk.out.approval(approval, row["conversation_id"])
 
 
 async def replay_conversation(desk: Desk, conversation_id: str) -> None:
     """The whole conversation as it was seen, from its events."""
     await require_conversation(desk, conversation_id)
-    view = TurnView(desk.out, conversation_id, live=False)
+    view = TurnView(desk.out, conversation_id, questions=True, commands=False)
     async for event in stored_events(desk, conversation_id):
         view.show(event)
 

@@ -55,6 +55,15 @@ class Output:
             return
         self.console.print(table(rows, columns))
 
+    def approval(self, approval: Row, conversation_id: str) -> None:
+        """A call that waits, and how to decide about it."""
+        if self.as_json:
+            return
+        self.console.print(approval_panel(approval))
+        identifier = approval["tool_call_id"]
+        self.note(f"turnkeeper decide {conversation_id} --approve {identifier}")
+        self.note(f"turnkeeper decide {conversation_id} --deny {identifier} --feedback 'Why not'")
+
     def note(self, text: str, style: str = "") -> None:
         """A line for people; programs do not get it."""
         if not self.as_json:
@@ -119,7 +128,7 @@ def plain(text: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-def approval_panel(approval: Row, *, conversation_id: str, how: bool = True) -> Panel:
+def approval_panel(approval: Row) -> Panel:
     """One call that waits for a person, whole: nothing of its arguments is cut or hidden."""
     params = approval.get("params") or {}
     lines: list[Any] = [Text(visible_text(approval["tool_name"]), style="bold")]
@@ -128,11 +137,8 @@ def approval_panel(approval: Row, *, conversation_id: str, how: bool = True) -> 
         lines.append(Text(visible_text(approval["tool_description"]), style="dim"))
     expires = f", decide before {short_time(approval['expires_at'])}" if approval.get("expires_at") else ""
     lines.append(Text(f"{approval.get('risk', '')}{expires}", style="dim"))
-    if how:
-        identifier = approval["tool_call_id"]
-        lines.append(Text(f"\nturnkeeper decide {conversation_id} --approve {identifier}"))
-        lines.append(Text(f"turnkeeper decide {conversation_id} --deny {identifier} --feedback '…'"))
-    return Panel(Group(*lines), title="approval required", title_align="left", border_style="yellow")
+    title = "approval required"
+    return Panel(Group(*lines), title=title, title_align="left", border_style="yellow", expand=False)
 
 
 def event_line(event: Row) -> str:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from dataclasses import asdict
+from typing import Any, cast
 
 from scripts.decisions import Choice
-from scripts.desk import FAILED, Desk
+from scripts.desk import FAILED, Desk, require_conversation
 from scripts.turn_view import TurnView, totals_line
-from shared.requests import parse_request
-from shared.store.base import Submitted
+from scripts.workers import alive_workers
+from shared.client import Receipt
+from shared.errors import QueueUnavailable
+from shared.queues import connect_async
 
 Row = dict[str, Any]
 
+_NOBODY = (
+    "turnkeeper: nobody works on it: no worker takes from the queue {queue!r}. It is recorded and waits.\n"
+    "Start a worker in another terminal with: turnkeeper up (Ctrl+C here loses nothing)"
+)
 _TOOK_EFFECT = frozenset({"approved", "denied", "result_recorded"})
 _VERDICTS = {
     "already_resolved": "somebody else decided first",
@@ -24,27 +34,23 @@ _VERDICTS = {
 
 async def ask(desk: Desk, fields: Row, *, wait: bool) -> int:
     """Record a question; see ``shared.requests.Ask`` for ``fields`` (None: left out)."""
-    return await submit(desk, "ask", fields, wait=wait)
+    return await submit_and_watch(desk, "ask", fields, wait=wait)
 
 
 async def decide(desk: Desk, conversation_id: str, choice: Choice, *, user: str | None, wait: bool) -> int:
     """Decide about waiting calls; their tokens are looked up."""
-    pending = await desk.pending_approvals(conversation_id)
-    fields = {
-        "conversation_id": conversation_id,
-        "user_id": user,
-        "tool_decisions": choice.decisions(pending),
-    }
-    return await submit(desk, "tool_decisions", fields, wait=wait)
+    decisions = choice.decisions(await desk.client.approvals(conversation_id))
+    fields = {"conversation_id": conversation_id, "user_id": user, "tool_decisions": decisions}
+    return await submit_and_watch(desk, "tool_decisions", fields, wait=wait)
 
 
 async def retry(desk: Desk, conversation_id: str, *, wait: bool) -> int:
-    return await submit(desk, "retry", {"conversation_id": conversation_id}, wait=wait)
+    return await submit_and_watch(desk, "retry", {"conversation_id": conversation_id}, wait=wait)
 
 
 async def stop(desk: Desk, conversation_id: str, turn: int | None) -> None:
-    await desk.require_conversation(conversation_id)
-    stopped = await desk.stop(conversation_id, turn)
+    await require_conversation(desk, conversation_id)
+    stopped = await desk.client.stop(conversation_id, turn)
     texts = {
         "flagged": f"Turn {stopped.turn} was asked to stop.",
         "stopped": f"Turn {stopped.turn} is stopped; the calls that waited are closed.",
@@ -54,33 +60,68 @@ async def stop(desk: Desk, conversation_id: str, turn: int | None) -> None:
     desk.out.row(row, text=texts[stopped.effect])
 
 
-async def submit(desk: Desk, kind: str, fields: Row, *, wait: bool) -> int:
+async def submit(desk: Desk, kind: str, fields: Row) -> Receipt:
+    """Record a request and ring; ``fields`` that are None are left out."""
+    given = {k: v for k, v in fields.items() if v is not None}
+    if kind == "ask":
+        return await desk.client.ask(given.pop("ask"), **given)
+    conversation_id = given.pop("conversation_id")
+    if kind == "retry":
+        return await desk.client.retry(conversation_id, **given)
+    decisions, results = given.pop("tool_decisions", ()), given.pop("frontend_tool_results", ())
+    return await desk.client.decide(conversation_id, decisions, results=results, **given)
+
+
+async def submit_and_watch(desk: Desk, kind: str, fields: Row, *, wait: bool) -> int:
     """Record and ring, then watch the turn unless told otherwise; the exit status."""
-    request = parse_request(kind, {k: v for k, v in fields.items() if v is not None})
-    submitted = await desk.submit(request)
-    _tell_verdicts(desk, submitted)
+    seen = await _last_seq(desk, fields.get("conversation_id"))
+    receipt = await submit(desk, kind, fields)
+    for tool_call_id, verdict in receipt.decisions.items():
+        if verdict not in _TOOK_EFFECT:
+            desk.out.note(f"{tool_call_id}: {_VERDICTS[verdict]}", "yellow")
+    if not receipt.rung and not desk.settings.embedded_redis:
+        raise QueueUnavailable(
+            f"Redis does not answer. Turn {receipt.turn} of conversation {receipt.conversation_id} is recorded and "
+            "is rung for once Redis is back.",
+            hint="Check REDIS_URL and that the server runs.",
+        )
     if not wait:
-        row = {
-            "conversation_id": submitted.conversation_id,
-            "turn": submitted.turn,
-            "created": submitted.created,
-            "status": submitted.status,
-            "decisions": submitted.decisions,
-        }
-        desk.out.row(row, text=f"Recorded as turn {submitted.turn} of conversation {submitted.conversation_id}.")
+        row = {name: value for name, value in asdict(receipt).items() if name != "rung"}
+        desk.out.row(row, text=f"Recorded as turn {receipt.turn} of conversation {receipt.conversation_id}.")
         return 0
-    await _tell_if_nobody_works(desk, submitted)
-    return await watch(desk, submitted.conversation_id, submitted.turn)
+    if not await _somebody_works(desk, receipt.queue):
+        print(_NOBODY.format(queue=receipt.queue), file=sys.stderr)
+    return await watch(desk, receipt.conversation_id, receipt.turn, after=seen if receipt.created else 0)
 
 
-async def watch(desk: Desk, conversation_id: str, turn: int) -> int:
-    """Show a turn until it has ended; the exit status: 1 if it failed."""
+async def watch(desk: Desk, conversation_id: str, turn: int, *, after: int = 0) -> int:
+    """Show the events of a turn until it has ended; 1 if it failed, else 0."""
     view = TurnView(desk.out, conversation_id)
-    async with aclosing(desk.follow(conversation_id, after=await _before(desk, conversation_id, turn), until=turn)) as rows:
-        async for row in rows:
-            if row["turn"] == turn:
-                view.show(row)
-    row = next(t for t in await desk.store.turns(conversation_id) if t["turn"] == turn)
-    if row["status"] in ("completed", "failed", "stopped"):
-        desk.out.note(f"conversation {conversation_id}, turn {turn}: {totals_line(row)}", "dim")
-    return FAILED if row["status"] == "failed" else 0
+    following = desk.client.follow(conversation_id, after=after, until=turn)
+    try:
+        async with aclosing(cast("AsyncGenerator[Row, None]", following)) as rows:
+            async for row in rows:
+                if row["turn"] == turn:
+                    view.show(row)
+    except asyncio.CancelledError:  # Ctrl+C
+        desk.out.note(f"\nThe turn goes on without you. Stop it: turnkeeper stop {conversation_id}", "dim")
+        raise
+    ended = next(t for t in await desk.store.turns(conversation_id) if t["turn"] == turn)
+    desk.out.note(f"conversation {conversation_id}, turn {turn} {ended['status']}: {totals_line(ended)}", "dim")
+    return FAILED if ended["status"] == "failed" else 0
+
+
+async def _last_seq(desk: Desk, conversation_id: Any) -> int:
+    """Where the new turn's events begin, at the earliest."""
+    row = await desk.store.conversation(str(conversation_id)) if conversation_id else None
+    return int(row["last_seq"]) if row else 0
+
+
+async def _somebody_works(desk: Desk, queue: str) -> bool:
+    redis = connect_async(desk.settings.effective_redis_url)
+    try:
+        return any(worker.serves(queue) for worker in await alive_workers(redis))
+    except QueueUnavailable:
+        return False
+    finally:
+        await redis.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from rich.text import Text
@@ -16,14 +17,22 @@ _SLOW_MS = 1_000  # from here on a call's duration is worth a line
 
 
 class TurnView:
-    """Shows events one after the other. ``live``: questions were typed by the reader and are not repeated."""
+    """Shows events one after the other. ``questions``: also what people said, which a reader who has just typed it
+    does not need; ``commands``: how to decide about a call.
 
-    def __init__(self, out: Output, conversation_id: str, *, live: bool = True) -> None:
+    Text streams ahead of the events that are stored in batches, so it is held back while calls of the step before
+    are still to be shown.
+    """
+
+    def __init__(self, out: Output, conversation_id: str, *, questions: bool = False, commands: bool = True) -> None:
         self._out = out
         self._conversation_id = conversation_id
-        self._live = live
-        self._step: tuple[int, int, int] | None = None  # (turn, attempt, step) whose text is on the screen
-        self._shown = ""
+        self._questions = questions
+        self._commands = commands
+        self._printed: dict[tuple[int, int, int], str] = {}  # (turn, attempt, step) → its text on the screen
+        self._open_calls: Counter[str] = Counter()  # tool_call_ids whose results come before further text
+        self._held: list[Row] = []  # deltas
+        self._within_text = False
 
     def show(self, event: Row) -> None:
         """One event, stored or streamed."""
@@ -36,35 +45,44 @@ class TurnView:
             shower(event, event["data"])
 
     def _user_message(self, event: Row, data: Row) -> None:
-        if self._live:
+        verdicts = data.get("decisions") or {}
+        self._open_calls.update(i for i, verdict in verdicts.items() if verdict in ("approved", "denied"))
+        if not self._questions:
             return
-        asked = data.get("ask")
-        if asked:
-            self._line(f"\n> {asked}", "bold")
+        if data.get("ask"):
+            self._line(f"\n> {data['ask']}", "bold")
         for decision in data.get("tool_decisions") or ():
             verb = "approved" if decision["approved"] else "denied"
             why = f": {decision['feedback']}" if decision.get("feedback") else ""
             self._line(f"\n> {verb} {decision['tool_call_id']}{why}", "bold")
 
     def _ai_message_delta(self, event: Row, data: Row) -> None:
-        step = (event["turn"], event["attempt"], data["step"])
-        if step != self._step:
+        if data.get("reset"):
+            self._held.clear()
             self._end_text()
-            self._step = step
-        text = data.get("text") or ""
-        self._shown += text
-        self._print(text)
+        elif self._open_calls.total():
+            self._held.append(event)
+        else:
+            self._write(event, data, data.get("text") or "")
 
     def _ai_message(self, event: Row, data: Row) -> None:
-        text = text_of(data["message"])
-        if text.startswith(self._shown):
-            self._print(text[len(self._shown) :])
-            self._shown = text
-        else:  # pieces were missed: the message as it is stored counts
+        self._held.clear()  # the message has it whole
+        text, printed = text_of(data["message"]), self._printed.get(_step(event, data), "")
+        if text.startswith(printed):
+            self._write(event, data, text[len(printed) :])
+        else:  # pieces were missed
             self._end_text()
-            self._shown = text
-            self._print(text)
+            self._write(event, data, text)
         self._end_text()
+        self._open_calls.clear()
+        self._open_calls.update(call["id"] for call in data["message"].get("tool_calls") or ())
+
+    def _write(self, event: Row, data: Row, text: str) -> None:
+        step = _step(event, data)
+        if text and step not in self._printed:
+            self._end_text()
+        self._printed[step] = self._printed.get(step, "") + text
+        self._print(text)
 
     def _tool_call_started(self, event: Row, data: Row) -> None:
         line = call_line(data["tool_name"], data.get("params"))
@@ -76,11 +94,20 @@ class TurnView:
             self._line(f"← {data['tool_name']} {status}: {text_of(data['message'])}", "yellow")
         elif duration and duration >= _SLOW_MS:
             self._line(f"← {data['tool_name']} {duration / 1000:.1f} s", "dim")
+        self._open_calls.subtract([data["tool_call_id"]])
+        self._open_calls = +self._open_calls
+        if not self._open_calls:
+            held, self._held = self._held, []
+            for delta in held:
+                self._ai_message_delta(delta, delta["data"])
 
     def _approval_required(self, event: Row, data: Row) -> None:
         self._end_text()
         for approval in data.get("pending_approvals") or ():
-            self._out.console.print(approval_panel(approval, conversation_id=self._conversation_id, how=self._live))
+            if self._commands:
+                self._out.approval(approval, self._conversation_id)
+            else:
+                self._out.console.print(approval_panel(approval))
         for call in data.get("pending_frontend_tool_calls") or ():
             self._line(f"waits for the client's result of {call_line(call['tool_name'], call.get('params'))}", "yellow")
 
@@ -106,14 +133,18 @@ class TurnView:
 
     def _print(self, text: str) -> None:
         if text:
+            self._within_text = not text.endswith("\n")
             self._out.console.print(Text(plain(text)), end="", soft_wrap=True)
             self._out.console.file.flush()
 
     def _end_text(self) -> None:
-        if self._shown:
+        if self._within_text:
             self._out.console.print()
-        self._shown = ""
-        self._step = None
+        self._within_text = False
+
+
+def _step(event: Row, data: Row) -> tuple[int, int, int]:
+    return event["turn"], event["attempt"], data["step"]
 
 
 def text_of(message: Row) -> str:

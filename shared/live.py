@@ -199,7 +199,7 @@ class View:
 
 
 def _name(row: Row) -> str:
-    return HOLMES_NAMES.get(row["event"], row["event"])
+    return str(HOLMES_NAMES.get(row["event"], row["event"]))
 
 
 def _reset(row: Row, text: tuple[int, int, int]) -> Row:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TextIO
 
 import structlog
@@ -18,6 +18,7 @@ from structlog.contextvars import bind_contextvars, bound_contextvars, clear_con
 from structlog.typing import FilteringBoundLogger, Processor
 
 from shared.clean import clean
+from shared.errors import QueueUnavailable, StoreUnavailable, TurnkeeperError
 
 MASK = "***"
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -83,6 +84,17 @@ def bound(**fields: Any) -> AbstractContextManager[None]:
 
 def unbind_all() -> None:
     clear_contextvars()
+
+
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """For entry points: an error of ours ends the process with one line on stderr, and with status 3 when a
+    service is unreachable, else 2."""
+    try:
+        yield
+    except TurnkeeperError as error:
+        sys.stderr.write(f"turnkeeper: {error}\n")
+        raise SystemExit(3 if isinstance(error, StoreUnavailable | QueueUnavailable) else 2) from None
 
 
 def mask(_logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:

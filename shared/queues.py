@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 import orjson
 
@@ -67,6 +68,31 @@ def connect_async(url: str, *, max_connections: int = MAX_CONNECTIONS) -> AsyncR
         _checked(url), max_connections=max_connections, timeout=POOL_SECONDS, **_options(url)
     )
     return Redis.from_pool(pool)
+
+
+def url_of(client: Redis) -> str:
+    """The URL of a client that somebody else made, credentials included; ``url_of(connect(url))`` reaches ``url``.
+    Raises ``ConfigurationError`` for a client that no URL describes (Sentinel, cluster)."""
+    from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+
+    pool = client.connection_pool
+    known: dict[str, Any] = dict(pool.connection_kwargs)
+    schemes = {Connection: "redis", SSLConnection: "rediss", UnixDomainSocketConnection: "unix"}
+    scheme = schemes.get(pool.connection_class)
+    if scheme is None:
+        raise ConfigurationError(
+            f"A Redis connection of class {pool.connection_class.__name__} is not supported.", hint="Give a URL."
+        )
+    user, password = known.get("username"), known.get("password")
+    login = f"{quote(user or '', safe='')}:{quote(password, safe='')}@" if password else ""
+    options = {k: str(v) for k, v in known.items() if k.startswith("ssl_") and isinstance(v, str | bool)}
+    options["db"] = str(known.get("db") or 0)
+    if scheme == "unix":
+        where = quote(str(known["path"]))
+    else:
+        host = str(known.get("host", "localhost"))
+        where = f"{f'[{host}]' if ':' in host else host}:{known.get('port', 6379)}"
+    return f"{scheme}://{login}{where}?{urlencode(options)}"
 
 
 @contextmanager
@@ -129,10 +155,10 @@ class Ringer:
             await self._redis.aclose()
 
 
-def ring_job(ring: Ring) -> dict[str, Any]:
+def ring_job(ring: Ring) -> dict[str | bytes, str | bytes | int]:
     """The hash of an RQ job that names a conversation: JSON serializer, no timeout, gone soon after its end."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    call = [TURN_FUNCTION, None, [], {"conversation_id": ring.conversation_id}]
+    call: list[Any] = [TURN_FUNCTION, None, [], {"conversation_id": ring.conversation_id}]
     return {
         "status": "queued",
         "created_at": now,

@@ -57,7 +57,9 @@ class Attempt:
 
     @contextmanager
     def side_effect(self) -> Iterator[None]:
-        if self._cut is not None:
+        # Leaving does not count: the start is committed, so a call that did not begin would end as unknown, and an
+        # exception here would cut off the side effects beside it.
+        if self._cut is not None and self._cut is not Cut.HAND_BACK:
             raise _reason(self._cut)
         if self.held.expired():
             self.lose()
@@ -76,8 +78,10 @@ class Attempt:
         """Run the agent. Raises ``LeaseLost``, ``TurnStopped``, ``TurnTimeout``, ``HandBack`` when it was cut, and
         what the run raises."""
         self._task = asyncio.ensure_future(run)
+        if timeout_seconds <= 0:
+            self.cut(Cut.TIMEOUT)
         if self._cut is not None:
-            self._cancel()
+            self._cancel()  # before its first step
         timer = asyncio.get_running_loop().call_later(max(0.0, timeout_seconds), self.cut, Cut.TIMEOUT)
         try:
             return await self._task

@@ -14,12 +14,14 @@ from structlog.contextvars import bound_contextvars
 
 from publisher import RedisLive
 from shared.clean import clean
-from shared.errors import QueueUnavailable, RequestInvalid, RequestRefused, TurnkeeperError
+from shared.errors import QueueUnavailable, RequestInvalid, RequestRefused, StoreError, TurnkeeperError
 from shared.queues import Ringer
 from shared.requests import RequestRecord, parse_request, record_of
 from shared.settings import Settings
 from shared.store import open_store
-from shared.store.base import NotClaimed, Ring
+from shared.store.base import Claim, NotClaimed, Ring
+from worker.agent.base import ChatModel, Toolbox
+from worker.agent.tools import load_toolbox
 from worker.attempt import Attempt
 from worker.jobs import JobControl, TurnJob
 from worker.leases import LeaseKeeper
@@ -42,8 +44,11 @@ class Wanted:
 class Runtime:
     """Everything a worker process runs turns with; the RQ worker calls its methods."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, model: ChatModel | None = None, toolbox: Toolbox | None = None) -> None:
+        """``model`` and ``toolbox`` stand in for litellm and for the configured tools, where given."""
         self.settings = settings
+        self._model = model
+        self._toolbox = toolbox
         self.worker = f"{socket.gethostname()}:{os.getpid()}"
         self._parts: Parts | None = None
         self._turns: TurnRunner | None = None
@@ -53,16 +58,14 @@ class Runtime:
     async def start(self) -> None:
         """Import litellm, connect, load tools, start renewing and reaping. Raises ``ConfigurationError`` and
         ``StoreUnavailable``."""
-        from worker.agent.model import LitellmModel
-        from worker.agent.tools import load_toolbox
-
         settings = self.settings
+        model = self._model or _litellm_model(settings)
         store = await open_store(settings).open()
         keeper = LeaseKeeper(lambda: open_store(settings), settings.lease_seconds)
         self._ringer = Ringer(settings.effective_redis_url)
         live = RedisLive.from_settings(settings)
-        toolbox = await load_toolbox(settings)
-        self._parts = Parts(settings, store, LitellmModel(settings), toolbox, keeper, live, self.worker)
+        toolbox = self._toolbox or await load_toolbox(settings).open()
+        self._parts = Parts(settings, store, model, toolbox, keeper, live, self.worker)
         self._turns = TurnRunner(self._parts)
         keeper.start()
         self._reaping = asyncio.create_task(Reaper(store, self._ringer, settings.reap_seconds).run())
@@ -141,7 +144,7 @@ class Runtime:
             return {**report.as_dict(), **own}
 
     async def _run_stoppable(
-        self, claim: Any, sent_at: float, control: JobControl, timeout: float | None
+        self, claim: Claim, sent_at: float, control: JobControl, timeout: float | None
     ) -> TurnReport:
         assert self._turns is not None
         assert self._parts is not None
@@ -149,7 +152,10 @@ class Runtime:
 
         async def stop_when_asked(attempt: Attempt) -> None:
             await control.stop_requested.wait()
-            await store.stop(lease.conversation_id, lease.turn)
+            try:
+                await store.stop(lease.conversation_id, lease.turn)  # so that it holds for another attempt too
+            except StoreError as error:
+                log.warning("stop not recorded", error=error.code)
             attempt.stop()
 
         watchers: list[asyncio.Task[None]] = []
@@ -215,6 +221,12 @@ class Runtime:
                 "description": str(error),
             }
         )
+
+
+def _litellm_model(settings: Settings) -> ChatModel:
+    from worker.agent.model import LitellmModel  # takes seconds: only where it is used
+
+    return LitellmModel(settings)
 
 
 def build_runtime(settings: Settings) -> Runtime:

@@ -90,7 +90,7 @@ def ask(**arguments: Any) -> NoReturn:
     - ``model``: a litellm name, in place of the worker's.
     - ``target``: ``{"mode": "host" | "kubernetes", "server_id", "cluster_id", "namespace", …}``.
     - ``tool_decisions``: as for ``tool_decisions``; they act first, then calls still undecided are closed.
-    - ``supersede``: ``False`` refuses the question while somebody still has to decide; by default it closes those calls.
+    - ``supersede``: ``False`` refuses the question while calls wait for a decision; by default it closes them.
     - ``frontend_tools``: list of ``{"name", "description", "parameters"}``: tools that the asking client runs.
     - ``frontend_tool_results``: list of ``{"tool_call_id", "content", "is_error"}``.
     - ``approval_mode``: ``"ask"`` (default) or ``"deny"``: gated calls are denied without asking anybody.

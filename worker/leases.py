@@ -49,9 +49,12 @@ class HeldLease:
 class LeaseKeeper:
     """Renews what is held, from ``start`` to ``close``. Callbacks run on the loop that called ``start``."""
 
-    def __init__(self, new_store: Callable[[], Store], lease_seconds: float) -> None:
+    def __init__(
+        self, new_store: Callable[[], Store], lease_seconds: float, *, stalled_seconds: float = STALLED_SECONDS
+    ) -> None:
         self._new_store = new_store
         self._lease_seconds = lease_seconds
+        self._stalled_seconds = stalled_seconds
         self._held: dict[str, HeldLease] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -93,7 +96,7 @@ class LeaseKeeper:
         opened = False
         try:
             while not self._closing.wait(self._lease_seconds / RENEWALS_PER_LEASE):
-                if time.monotonic() - self._ticked_at > STALLED_SECONDS:
+                if time.monotonic() - self._ticked_at > self._stalled_seconds:
                     log.error("event loop stalled, leases are left to expire", held=len(self._held))
                     continue
                 with self._lock:
@@ -101,12 +104,15 @@ class LeaseKeeper:
                 if not held:
                     continue
                 try:
-                    if not opened:
-                        await store.open()
-                        opened = True
-                    await self._renew(store, held)
-                except StoreError as error:
-                    log.warning("leases not renewed", error=error.code, held=len(held))
+                    async with asyncio.timeout(self._lease_seconds):
+                        if not opened:
+                            await store.open()
+                            opened = True
+                        await self._renew(store, held)
+                except (StoreError, TimeoutError) as error:
+                    log.warning("leases not renewed", error=type(error).__name__, held=len(held))
+                except Exception:  # a bug must not end the thread: what is held would never be given up
+                    log.exception("leases not renewed")
                 self._give_up_expired(held)
         finally:
             if opened:

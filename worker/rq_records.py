@@ -117,13 +117,11 @@ def _read_call(data: bytes | None) -> tuple[dict[str, Any], tuple[Any, Any, list
     unreadable = {"data_base64": base64.b64encode(plain[:UNREADABLE_BYTES]).decode()}
     try:
         function, instance, args, kwargs = json.loads(plain)
-        if not isinstance(args, list) or not isinstance(kwargs, dict):
-            raise ValueError("arguments of another shape")
+        payload = clean({"function": function, "args": list(args), "kwargs": {**kwargs}})
     except (ValueError, TypeError, RecursionError):
         was = "was serialized with pickle" if plain[:1] == b"\x80" else "is not a call in JSON"
         error = RequestInvalid(f"The job {was}; it was not loaded.", hint="Enqueue with serializer=JSONSerializer.")
         raise Refused(error, unreadable) from None
-    payload = clean({"function": function, "args": args, "kwargs": kwargs})
     return payload, (function if isinstance(function, str) else None, instance, args, kwargs)
 
 
@@ -144,50 +142,64 @@ def alive(pipe: Any, running: Running) -> None:
     running.execution.heartbeat(running.job.started_job_registry, EXECUTION_SECONDS, pipe)
 
 
-def ended(
-    pipe: Any,
-    job: Job,
-    status: JobStatus,
-    *,
-    worker_name: str,
-    result_ttl: int,
-    execution: Execution | None = None,
-    value: Any = None,
-    reason: str | None = None,
-) -> None:
-    """The job is over: ``finished`` with its value, ``stopped`` with it too, or ``failed`` with a reason.
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a job ended: ``finished`` with its value, ``stopped`` with it too, or ``failed`` for a reason.
+    ``result_ttl``: the worker's, in seconds, for jobs without one of their own."""
 
-    After an outage the same end may be stored twice: then the result's stream has two equal entries.
-    """
+    status: JobStatus
+    worker_name: str
+    result_ttl: int
+    execution: Execution | None = None
+    value: Any = None
+    reason: str | None = None
+
+
+def ended(pipe: Any, job: Job, end: End) -> None:
+    """The job is over. When its reply is lost, the same end may be stored twice: the result has two equal entries."""
     job.ended_at = now()
-    job._status = status
-    if execution is not None:
-        execution.delete(job=job, pipeline=pipe)
+    job._status = end.status
+    if end.execution is not None:
+        end.execution.delete(job=job, pipeline=pipe)
     pipe.lrem(Queue(job.origin, job.connection).intermediate_queue_key, 1, job.id)
-    finished = status == JobStatus.FINISHED
+    finished = end.status == JobStatus.FINISHED
     kept = job.failure_ttl if job.failure_ttl is not None else FAILURE_SECONDS
-    ttl = job.get_result_ttl(result_ttl) if finished else kept
+    ttl = job.get_result_ttl(end.result_ttl) if finished else kept
     if ttl == 0:
         pipe.delete(job.key)
         return
-    kind = {JobStatus.FINISHED: Result.Type.SUCCESSFUL, JobStatus.STOPPED: Result.Type.STOPPED}
+    pipe.hset(job.key, mapping={"status": end.status.value, "ended_at": utcformat(job.ended_at)})
+    registry = job.finished_job_registry if finished else job.failed_job_registry
+    pipe.zadd(registry.key, {job.id: current_timestamp() + ttl if ttl > 0 else "+inf"})
+    if ttl > 0:
+        pipe.expire(job.key, ttl)
+    execution = end.execution
     Result.create(
         job,
-        kind.get(status, Result.Type.FAILED),
+        _RESULT_TYPES[end.status],
         ttl,
-        return_value=value,
-        exc_string=reason,
-        worker_name=worker_name,
+        return_value=end.value,
+        exc_string=end.reason,
+        worker_name=end.worker_name,
         pipeline=pipe,
         execution_id=execution.id if execution else None,
         execution_started_at=execution.created_at if execution else None,
         execution_ended_at=job.ended_at,
     )
-    pipe.hset(job.key, mapping={"status": status.value, "ended_at": utcformat(job.ended_at)})
-    registry = job.finished_job_registry if finished else job.failed_job_registry
-    pipe.zadd(registry.key, {job.id: current_timestamp() + ttl if ttl > 0 else "+inf"})
-    if ttl > 0:
-        pipe.expire(job.key, ttl)
+
+
+_RESULT_TYPES = {
+    JobStatus.FINISHED: Result.Type.SUCCESSFUL,
+    JobStatus.STOPPED: Result.Type.STOPPED,
+    JobStatus.FAILED: Result.Type.FAILED,
+}
+
+
+def count(pipe: Any, worker_key: str, job: Job, *, failed: bool) -> None:
+    """The worker's own statistics."""
+    pipe.hincrby(worker_key, "failed_job_count" if failed else "successful_job_count", 1)
+    if job.started_at and job.ended_at:
+        pipe.hincrbyfloat(worker_key, "total_working_time", (job.ended_at - job.started_at).total_seconds())
 
 
 def sweep(pipe: Any, queue: Queue) -> None:

@@ -18,7 +18,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from publisher import EventPublisher, LiveSink, PublisherLimits
-from shared.errors import LeaseLost, RateLimited, StoreUnavailable, TurnkeeperError
+from shared.errors import LeaseLost, RateLimited, StoreError, StoreUnavailable, TurnkeeperError
 from shared.events import AI_MESSAGE, ANSWER_END, APPROVAL_REQUIRED, ERROR, TURN_RESUMED, TURN_STOPPED, EventDraft, Finish
 from shared.live import LiveEntry
 from shared.requests import Artifact, RequestRecord
@@ -266,7 +266,10 @@ class TurnRunner:
                 return _report(lease, finish, appended)
         except LeaseLost:
             log.warning("lease lost, the turn goes on elsewhere")
-            return TurnReport(lease.conversation_id, lease.turn, lease.attempt, "lost", "lease_lost")
+            return TurnReport(lease.conversation_id, lease.turn, lease.attempt, "lost", LeaseLost.code)
+        except StoreError as error:  # for good, or the publisher would still be trying: the lease is left to expire
+            log.error("turn left, its events cannot be stored", error=error.code)
+            return TurnReport(lease.conversation_id, lease.turn, lease.attempt, "lost", error.code)
 
     async def _hand_back(self, publisher: EventPublisher, lease: Lease, delay: float, why: str) -> TurnReport:
         """Flush and release. While the store is away this goes on until the lease is lost or the process ends."""
@@ -306,6 +309,8 @@ def _ended(run: Run, outcome: Outcome) -> tuple[EventDraft, Finish]:
             return EventDraft(ANSWER_END, data), Finish("completed", "answer", None, run.provider, run.model_used)
         case Paused(approvals, frontend, awaits):
             data = {"pending_approvals": approvals, "pending_frontend_tool_calls": frontend, **common}
+            if run.options:
+                data["options"] = dict(run.options)
             reason = "approval_required" if approvals or not frontend else "frontend_tool_calls"
             return (
                 EventDraft(APPROVAL_REQUIRED, data, awaits),

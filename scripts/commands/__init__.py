@@ -1,1 +1,1 @@
-"""The commands, one file per group. They declare their options and delegate; nothing heavy is imported before one runs."""
+"""The commands, one file per group: options, and what does the work. Nothing heavy is imported before one runs."""

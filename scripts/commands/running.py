@@ -42,7 +42,7 @@ def migrate(as_json: AsJson = False) -> None:
     """Bring the store's schema up to date."""
     from scripts.up import migrate as work
 
-    work(as_json)
+    raise typer.Exit(work(as_json))
 
 
 def doctor(as_json: AsJson = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -66,10 +66,7 @@ def requeue(
     as_json: AsJson = False,
 ) -> None:
     """Give a dead letter to the queue again."""
-    from scripts.desk import at_desk, require_dead_letter
+    from scripts.dead_letters import requeue as work
+    from scripts.desk import at_desk
 
-    async def work(desk: Desk) -> None:
-        taken: dict[str, Any] = await require_dead_letter(desk, letter)
-        desk.out.row(taken, text=f"Requeued {taken['function']} on {taken['queue']}.")
-
-    at_desk(work, as_json)
+    at_desk(lambda desk: work(desk, letter), as_json)

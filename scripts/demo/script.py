@@ -41,9 +41,7 @@ def script(call: ScriptedCall) -> ScriptedReply:
     if missing:
         step = Step(f"I would call {', '.join(missing)} now, but there is no such tool here.")
     pause = float(os.environ.get(PAUSE_VARIABLE, "0"))
-    return ScriptedReply(
-        step.text, step.calls, usage=_usage(call, step), delay_seconds=5 * pause, pause_seconds=pause
-    )
+    return ScriptedReply(step.text, step.calls, usage=_usage(call, step), delay_seconds=5 * pause, pause_seconds=pause)
 
 
 def _usage(call: ScriptedCall, step: Step) -> Usage:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.llm_server import Call, Gate, LlmServer, Reply, Request, error
+from scripts.bench.kit.llm_server import Call, Gate, LlmServer, Reply, Request, error
 
 __all__ = ["Call", "Gate", "LlmServer", "Reply", "Request", "error", "llm"]
 

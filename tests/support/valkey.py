@@ -22,7 +22,7 @@ class Valkey:
             data_dir=folder,
             persist=True,
             unix_socket_path=self.socket,
-            config={"appendonly": True, "appendfsync": "always"},
+            config={"appendonly": True},
         )
 
     def start(self) -> None:
@@ -43,11 +43,11 @@ def valkey_session() -> Iterator[Valkey]:
 
 
 @pytest.fixture
-def redis_url(valkey_session: Valkey) -> Iterator[str]:
+def redis_url(valkey_session: Valkey) -> str:
     """URL of an empty Redis."""
     with Redis.from_url(valkey_session.url) as client:
         client.flushall()
-    yield valkey_session.url
+    return valkey_session.url
 
 
 @pytest.fixture

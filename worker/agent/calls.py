@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+import structlog
 
+from shared.errors import StoreError
 from shared.events import TOOL_CALL_RESULT, TOOL_CALL_STARTED, CallResult, CallState, EventDraft
 from shared.history import Message, OpenCall
 from worker.agent import texts
@@ -22,6 +24,8 @@ from worker.agent.run import Events, Guard, Run
 from worker.agent.tools.arguments import arguments_digest, parse_arguments
 from worker.agent.tools.results import fit_result, raw_of, summary_of
 from worker.agent.visible import make_visible
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ class CallRunner:
                 return Closing("superseded", f"Not executed: {call.reason}." if call.reason else texts.SUPERSEDED)
             case "unknown" | "executing":
                 return Closing("unknown", texts.UNKNOWN)
-            case "failed" | "done" if call.kind == "frontend":
+            case "failed" | "done" if call.kind == "frontend" and call.decision is not None:
                 return Closing(call.state, _frontend_content(decision.get("content")))
             case "failed":
                 return Closing("failed", call.reason or "The call failed.")
@@ -103,8 +107,8 @@ class CallRunner:
 
     def _refusal(self, call: Call, open_call: OpenCall) -> Closing | None:
         """What has changed between the decision and now so that an approved call must not run."""
-        arguments = str((open_call.call.get("function") or {}).get("arguments", ""))
-        if arguments_digest(arguments) != call.arguments_digest:
+        shown = str((open_call.call.get("function") or {}).get("arguments", ""))
+        if {arguments_digest(shown), arguments_digest(call.arguments)} != {call.arguments_digest}:
             return Closing("failed", texts.CHANGED)
         spec = self._toolbox.get(call.tool_name)
         if spec is None:
@@ -151,7 +155,10 @@ class CallRunner:
         artifact_id = None
         if self._run.artifacts is not None:
             name = f"{call.tool_name} result"
-            artifact_id = await self._run.artifacts.put(name, "text/plain; charset=utf-8", content.encode())
+            try:
+                artifact_id = await self._run.artifacts.put(name, "text/plain; charset=utf-8", content.encode())
+            except StoreError as error:  # the call has run: what is left of its result must not be lost as well
+                log.warning("long_result_not_kept", tool=call.tool_name, error=error.code)
         return f"{text}\n{texts.cut_notice(artifact_id)}"
 
     def _shown(self, call: Call, arguments: Any) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from shared.history import open_calls, pair
 from shared.settings import Settings
 from worker.agent import texts
 from worker.agent.approvals import pause_for
-from worker.agent.base import ChatModel, Delta, ModelReply, ModelRequest, Toolbox, ToolSpec, Usage
+from worker.agent.base import ChatModel, Delta, ModelReply, ModelRequest, Toolbox, ToolSpec
 from worker.agent.calls import CallRunner
 from worker.agent.ingest import Policy, ingest, text_of
 from worker.agent.ledger import Ledger
 from worker.agent.run import Answered, Events, Guard, Outcome, Run
+from worker.agent.wire import load_images
 
 
 class AgentLoop:
@@ -44,9 +45,10 @@ class AgentLoop:
             timeout_seconds=settings.tool_timeout_seconds,
             result_tokens=settings.tool_result_tokens,
         )
-        frontend = {spec.name: spec for spec in map(_frontend_spec, run.request.get("frontend_tools") or ())}
-        self._policy = Policy(frontend, run.request.get("approval_mode") == "deny", run.rules)
-        self._tools = [spec.for_model() for spec in (*toolbox.specs(), *frontend.values())]
+        frontend = {spec.name: spec for spec in map(_frontend_spec, run.options.get("frontend_tools") or ())}
+        self._policy = Policy(frontend, run.options.get("approval_mode") == "deny", run.rules)
+        specs = {spec.name: spec for spec in toolbox.specs()} | frontend  # of two under one name, the asker's own
+        self._tools = [spec.for_model() for spec in specs.values()]
 
     async def run(self) -> Outcome:
         """Go on until the turn answers or pauses. Raises the error tree, and what the guard raises."""
@@ -71,23 +73,30 @@ class AgentLoop:
         run = self._run
         if run.kind != "tool_decisions" or run.totals.rounds or run.worked_before:
             return
-        if not self._ledger.decided_in(run.turn) and not open_calls(run.messages):
+        if self._ledger.decided_in(run.turn):
+            return
+        if not any(call.waits_in(run.turn) for call in self._ledger.match(open_calls(run.messages))):
             raise ApprovalStale(
                 "Nothing was executed: the calls that this decision is about are not waiting any more.",
                 hint="Look at the conversation's events for what became of them.",
             )
 
     async def _step(self) -> None:
-        """One model call, and its message in the log."""
-        run, step = self._run, self._run.totals.rounds + 1
-        may_call = step < self._settings.max_steps
+        """One model call, and its message in the log. Raises ``StepLimit`` where it would be one too many."""
+        run, step, limit = self._run, self._run.totals.rounds + 1, self._settings.max_steps
+        if step > limit:
+            raise StepLimit(
+                f"The model went on calling tools after {limit} steps; the last calls were not run.",
+                hint="Ask again with a narrower question, or raise TURNKEEPER_MAX_STEPS.",
+            )
+        may_call = step < limit
         reply = await self._ask(step, may_call=may_call)
         ingested = ingest(reply, step=step, toolbox=self._toolbox, policy=self._policy, may_call=may_call)
         if ingested.empty:
             first = reply.usage
             reply = await self._ask(step, may_call=may_call, nudge=True)
             ingested = ingest(reply, step=step, toolbox=self._toolbox, policy=self._policy, may_call=may_call)
-            reply = replace(reply, usage=_sum(first, reply.usage))
+            reply = replace(reply, usage=first + reply.usage)
             if ingested.empty:
                 raise EmptyAnswer(
                     "The model answered twice with neither text nor a tool call.",
@@ -109,11 +118,6 @@ class AgentLoop:
         self._ledger.add(run.turn, ingested.calls)
         self._events.emit(EventDraft(AI_MESSAGE, data, ingested.calls), soon=bool(ingested.calls))
         run.messages.append(ingested.message)
-        if ingested.calls and not may_call:
-            raise StepLimit(
-                f"The model went on calling tools after {self._settings.max_steps} steps; the last calls were not run.",
-                hint="Ask again with a narrower question, or raise TURNKEEPER_MAX_STEPS.",
-            )
 
     async def _ask(self, step: int, *, may_call: bool, nudge: bool = False) -> ModelReply:
         run = self._run
@@ -132,23 +136,15 @@ class AgentLoop:
             messages=messages,
             tools=self._tools,
             tool_choice="auto" if may_call else "none",
-            response_format=run.request.get("response_format"),
+            response_format=run.options.get("response_format"),
             deadline=run.deadline,
+            images=await load_images(messages, run.artifacts),
         )
         try:
             return await self._model.complete(request, on_delta)
         except ModelError:
             run.partial.clear()  # a later attempt starts its answer anew
             raise
-
-
-def _sum(first: Usage, second: Usage) -> Usage:
-    return Usage(
-        first.prompt_tokens + second.prompt_tokens,
-        first.completion_tokens + second.completion_tokens,
-        first.cached_tokens + second.cached_tokens,
-        first.cost_usd + second.cost_usd,
-    )
 
 
 def _frontend_spec(declared: dict[str, Any]) -> ToolSpec:

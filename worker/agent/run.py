@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from shared.events import EventDraft
+from shared.events import ANSWER_END, EventDraft
 from shared.history import Message, fold
 from shared.settings import Settings
 from shared.store.base import Claim
 from worker.agent.base import ArtifactAccess, Usage
+
+
+OPTIONS: Final = ("model", "approval_mode", "response_format", "additional_system_prompt", "frontend_tools")
+"""Fields of a request that hold for all the work on its question."""
 
 
 class Events(Protocol):
@@ -94,6 +98,7 @@ class Run:
     attempt: int
     kind: str
     request: Mapping[str, Any]
+    options: Mapping[str, Any]
     model: str
     system_prompt: str
     messages: list[Message]
@@ -118,13 +123,25 @@ class Run:
         return [self.system_message, *self.messages]
 
 
+def options_of(claim: Claim) -> dict[str, Any]:
+    """What holds for this turn. A decision or a retry goes on with the options of the question that it goes on from
+    (a pause keeps them in its snapshot), except for those that it brings itself."""
+    options: dict[str, Any] = {}
+    if claim.snapshot is not None and claim.snapshot["event"] != ANSWER_END:
+        options = dict(claim.snapshot["data"].get("options") or {})
+    for turn in (*claim.turns, claim.turn):
+        own = {name: turn["request"][name] for name in OPTIONS if turn["request"].get(name)}
+        options = own if turn["kind"] == "ask" else options | own
+    return options
+
+
 def run_of(claim: Claim, settings: Settings, *, claimed_at: float, deadline: float) -> Run:
     """The run that a claim starts. ``claimed_at`` and ``deadline`` are on the event loop's clock."""
     turn, conversation, request = claim.turn, claim.conversation, claim.turn["request"]
-    number = claim.lease.turn
+    number, options = claim.lease.turn, options_of(claim)
     prompt = settings.system_prompt
-    if request.get("additional_system_prompt"):
-        prompt = f"{prompt}\n\n{request['additional_system_prompt']}"
+    if options.get("additional_system_prompt"):
+        prompt = f"{prompt}\n\n{options['additional_system_prompt']}"
     return Run(
         conversation_id=claim.lease.conversation_id,
         account_id=conversation["account_id"],
@@ -133,7 +150,8 @@ def run_of(claim: Claim, settings: Settings, *, claimed_at: float, deadline: flo
         attempt=claim.lease.attempt,
         kind=turn["kind"],
         request=request,
-        model=request.get("model") or conversation["model"] or settings.model,
+        options=options,
+        model=options.get("model") or conversation["model"] or settings.model,
         system_prompt=prompt,
         messages=fold(claim.snapshot, claim.turns, claim.events),
         calls=claim.calls,

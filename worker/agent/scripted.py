@@ -128,7 +128,8 @@ def install(litellm: Any) -> None:
                 raise litellm.BadRequestError(f"The script failed: {error!r}", model, PROVIDER) from error
             async for delta in _deltas(reply):
                 yield _chunk(delta)
-            yield _chunk({}, finish_reason=reply.finish_reason, usage=_usage(reply.usage))
+            yield _chunk({}, usage=_usage(reply.usage))  # before the end: litellm drops what stands beside it
+            yield _chunk({}, finish_reason=reply.finish_reason)
 
     def _chunk(delta: dict[str, Any], *, finish_reason: str | None = None, usage: Any = None) -> Any:
         kinds = litellm.types.utils

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shared.errors import LeaseLost, TurnkeeperError
-from shared.events import AI_MESSAGE, APPROVAL_REQUIRED, HISTORY_COMPACTED, HOLMES_NAMES, SNAPSHOTS, TURN_STOPPED
+from shared.events import AI_MESSAGE, APPROVAL_REQUIRED, ERROR, HISTORY_COMPACTED, HOLMES_NAMES, SNAPSHOTS, TURN_STOPPED
 from shared.store.base import Row
 from shared.store.sqlite.common import (
     SNAPSHOTS_SQL,
@@ -24,6 +24,7 @@ SELECT conversation_id, turn, status, queue, attempt, last_batch, last_batch_res
 FROM conversation_turns WHERE lease_token = ?
 """  # not the request, which may be large
 _USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
+_COUNTED = frozenset({AI_MESSAGE, HISTORY_COMPACTED, ERROR, TURN_STOPPED})  # the rest repeat a turn's total
 _OPEN = ("pending", "approved", "executing")
 
 
@@ -84,7 +85,7 @@ def _write(tx: Transaction, turn: Row, events: list[Row]) -> int:
         for change in event.get("calls") or ():
             _apply(tx, turn, last_seq, change)
             sums["tool_calls"] += change["op"] == "new"
-        usage = event["data"].get("usage") or {}
+        usage = event["data"].get("usage") or {} if event["event"] in _COUNTED else {}
         for name in _USAGE:
             sums[name] += usage.get(name) or 0
         sums["rounds"] += event["event"] == AI_MESSAGE
@@ -141,6 +142,7 @@ def _insert_call(tx: Transaction, turn: Row, change: Row) -> None:
         gated=int(change["gated"]),
         state=change["state"],
         decided_by=change["decided_by"],
+        reason=change.get("reason"),
         decided_at=tx.now if decided else None,
         created_at=tx.now,
     )

@@ -45,9 +45,7 @@ def parse_arguments(raw: str | dict[str, Any] | None) -> ParsedArguments:
     if not isinstance(raw, str):
         return _broken(_encode(clean(raw)), _not_an_object(raw))
     try:
-        value = json.loads(
-            raw, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
-        )
+        value = json.loads(raw, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except _Refused as error:
         return _broken(raw, f"Arguments refused, nothing was executed: {error}")
     except json.JSONDecodeError as error:
@@ -89,7 +87,9 @@ def _reason(raw: str, error: json.JSONDecodeError) -> str:
 
 
 def _is_cut(raw: str, error: json.JSONDecodeError) -> bool:
-    return error.msg.startswith("Unterminated string") or error.pos >= len(raw.rstrip()) - 1
+    text = raw.strip()
+    at_the_end = error.pos >= len(raw.rstrip()) - 1 or error.msg.startswith("Unterminated string")
+    return at_the_end or (text.startswith("{") and not text.endswith("}"))
 
 
 def _not_an_object(value: Any) -> str:

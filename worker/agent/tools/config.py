@@ -15,10 +15,10 @@ from shared.events import Risk
 from worker.agent.base import ApprovalPolicy
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_SERVER_NAME: Final = r"^(?!.*__)[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
+_SERVER_NAME: Final = r"^[A-Za-z0-9]+([_-][A-Za-z0-9]+)*$"  # no "__", which parts server from tool
 
 Seconds = Annotated[float, Field(gt=0)]
-ServerName = Annotated[str, Field(pattern=_SERVER_NAME)]
+ServerName = Annotated[str, Field(pattern=_SERVER_NAME, max_length=32)]
 
 
 class _Section(BaseModel):
@@ -38,7 +38,7 @@ class ReadFileOptions(_Section):
     """``roots``: folders whose files may be read, relative to the file."""
 
     enabled: bool = True
-    roots: tuple[Path, ...] = Field((Path(),), min_length=1)
+    roots: Annotated[tuple[Path, ...], Field(min_length=1)] = (Path(),)
 
 
 class ToolOptions(_Section):
@@ -90,7 +90,7 @@ class ToolsFile(_Section):
     folder: Path = Path()
     python: tuple[str, ...] = ()
     shell: ShellOptions = ShellOptions()
-    read_file: ReadFileOptions = ReadFileOptions()
+    read_file: ReadFileOptions = Field(default_factory=ReadFileOptions)
     mcp_servers: dict[ServerName, McpServerOptions] = Field(default_factory=dict)
 
     @field_validator("python")
@@ -154,7 +154,7 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, str | int | float | bool | None) and key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} is given twice", key_node.start_mark

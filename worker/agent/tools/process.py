@@ -20,7 +20,7 @@ INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 
 _READ_BYTES: Final = 65_536
 _TERMINATION_SECONDS: Final = 2.0  # between SIGTERM and SIGKILL
-_DRAIN_SECONDS: Final = 1.0  # for output still in the pipe after the group's end
+_SETTLE_SECONDS: Final = 1.0  # for the end of killed processes and of their output
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -91,12 +91,18 @@ async def run_group(
         status = await _wait(process, seconds)
     finally:
         _signal_group(process.pid, signal.SIGKILL)  # also what a finished or cancelled command left running
-        if not reading.done():
-            reading.get_loop().call_later(_DRAIN_SECONDS, reading.cancel)
-    await asyncio.wait({reading})
-    if not reading.cancelled():
-        reading.result()
+        await _settle(process, reading)
     return Ended(status, output.text(), output.left_out)
+
+
+async def _settle(process: asyncio.subprocess.Process, reading: asyncio.Future[None]) -> None:
+    """See the killed process off, and read what is still in the pipe; one that left the group may hold it open."""
+    reaping = asyncio.ensure_future(process.wait())
+    _, late = await asyncio.wait({reading, reaping}, timeout=_SETTLE_SECONDS)
+    for task in late:
+        task.cancel()
+    if reading not in late:
+        reading.result()
 
 
 async def _wait(process: asyncio.subprocess.Process, seconds: float) -> int | None:

@@ -142,8 +142,10 @@ def load_toolbox(settings: Settings) -> ToolRegistry:
         roots = [_folder(settings.tools, file, "read_file.roots", root) for root in file.read_file.roots]
         tools.append(FunctionTool(read_file_tool(roots, budget), threads))
     tools.append(FunctionTool(read_artifact_tool(budget), threads))
+    declared: dict[int, Any] = {}  # by identity: a module may import another one's tools
     for module in file.python:
-        tools += [FunctionTool(function, threads) for function in _functions_of(settings.tools, file, module)]
+        declared.update((id(function), function) for function in _functions_of(settings.tools, file, module))
+    tools += [FunctionTool(function, threads) for function in declared.values()]
     servers: list[McpServer] = []
     if file.mcp_servers:
         from worker.agent.tools.mcp import McpServer  # 0.8 s to import, and not everybody has a server

@@ -15,7 +15,7 @@ RAW_CHARACTERS: Final = 2_000
 _SUMMARY_KEYS: Final = ("status", "error", "count", "message")
 _HEAD_SHARE: Final = 0.7  # of what is kept; the tail of a log or an error is worth keeping too
 
-# Bytes a token, by class, on the safe side of what cl100k gives (measured: estimate over truth 0.95 to 1.6 on prose,
+# Bytes a token, by class, on the safe side of what cl100k gives (measured: estimate over truth 0.9 to 2.0 on prose,
 # code, logs, tables, dense JSON, UUIDs, Chinese and Russian; one ratio for all, 3.5, was 44 % low on dense JSON).
 # Base64 comes out at about half; nothing but decoding it would tell it from text.
 _LETTER_BYTES: Final = 3.6

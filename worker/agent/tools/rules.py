@@ -24,8 +24,47 @@ _PLAIN_COMMAND: Final = re.compile(r"""[A-Za-z0-9 _./:=,@+%'"-]+""")
 
 # Programs whose arguments are programs: as a whole prefix they would allow everything.
 _RUNNERS: Final = frozenset(
-    "sh bash dash zsh ksh fish busybox env sudo doas su nohup nice timeout time xargs watch exec eval command builtin "
-    "source . python python3 perl ruby node php awk gawk lua ssh docker podman make setsid stdbuf strace".split()
+    {
+        "sh",
+        "bash",
+        "dash",
+        "zsh",
+        "ksh",
+        "fish",
+        "busybox",
+        "env",
+        "sudo",
+        "doas",
+        "su",
+        "nohup",
+        "nice",
+        "timeout",
+        "time",
+        "xargs",
+        "watch",
+        "exec",
+        "eval",
+        "command",
+        "builtin",
+        "source",
+        ".",
+        "python",
+        "python3",
+        "perl",
+        "ruby",
+        "node",
+        "php",
+        "awk",
+        "gawk",
+        "lua",
+        "ssh",
+        "docker",
+        "podman",
+        "make",
+        "setsid",
+        "stdbuf",
+        "strace",
+    }
 )
 
 

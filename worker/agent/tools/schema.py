@@ -103,7 +103,7 @@ def _references(schema: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 def _inlined(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """``schema`` without ``$defs`` and local references; unchanged where it is recursive, since it has no other form."""
+    """``schema`` without ``$defs`` and local references; unchanged where it is recursive and has no other form."""
     try:
         inlined = _resolve(name, schema, schema, ())
     except RecursionError:
@@ -164,7 +164,7 @@ def _filled(name: str, schema: dict[str, Any], place: str) -> dict[str, Any]:
     for key in _OBJECTS:
         if key in out:
             out[key] = {
-                k: _filled(name, c, f"{place}/{k}") if isinstance(c, dict) else c for k, c in out[key].items()
+                k: _filled(name, c, f"{place}/{key}/{k}") if isinstance(c, dict) else c for k, c in out[key].items()
             }
     return out
 
@@ -174,26 +174,27 @@ _KINDS: Final = {dict: "object", list: "array", str: "string", bool: "boolean", 
 
 def _explain(error: ValidationError) -> str:
     field = ".".join(str(part) for part in error.absolute_path) or "arguments"
-    expected = error.validator_value
+    expected: Any = error.validator_value
+    instance: Any = error.instance
     match error.validator:
         case "required":
-            missing = next(n for n in expected if n not in error.instance)
+            missing = next(n for n in expected if n not in instance)
             prefix = "" if field == "arguments" else f"{field}."
             return f"{prefix}{missing} is required"
         case "additionalProperties" if expected is False and isinstance(error.schema, dict):
             known = error.schema.get("properties", {})
-            extra = [k for k in error.instance if k not in known]
+            extra = [k for k in instance if k not in known]
             return f"{', '.join(map(repr, extra))[:_SHOWN_CHARACTERS]} is not known; {_known(known)}"
         case "type":
-            names = expected if isinstance(expected, list) else [expected]
-            return f"{field}: expected {' or '.join(map(str, names))}, got {_kind(error.instance)}"
+            kinds = expected if isinstance(expected, list) else [expected]
+            return f"{field}: expected {' or '.join(map(str, kinds))}, got {_kind(instance)}"
         case "enum":
-            return f"{field}: expected one of {_json(expected)}, got {_json(error.instance)}"
+            return f"{field}: expected one of {_json(expected)}, got {_json(instance)}"
         case "anyOf" | "oneOf" if all(isinstance(s, dict) and isinstance(s.get("type"), str) for s in expected):
-            names = " or ".join(s["type"] for s in expected)
-            return f"{field}: expected {names}, got {_json(error.instance)}"
+            either = " or ".join(s["type"] for s in expected)
+            return f"{field}: expected {either}, got {_json(instance)}"
         case "pattern" | "format" | "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "minLength":
-            return f"{field}: expected {error.validator} {_json(expected)}, got {_json(error.instance)}"
+            return f"{field}: expected {error.validator} {_json(expected)}, got {_json(instance)}"
         case _:
             return f"{field}: {' '.join(error.message.split())[:_SHOWN_CHARACTERS]}"
 

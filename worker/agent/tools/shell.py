@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from shared.clean import clean_text
 from worker.agent.base import ToolContext, ToolResult, ToolSpec
 from worker.agent.tools.outcome import given_up
 from worker.agent.tools.process import clean_environment, run_group
-from shared.clean import clean_text
 from worker.agent.tools.rules import COMMAND, SHELL
 
 OUTPUT_BYTES: Final = 1_000_000  # of a command's output that are kept, head and tail

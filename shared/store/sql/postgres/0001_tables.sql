@@ -83,6 +83,7 @@ CREATE TABLE turnkeeper.conversation_turns (
 
 CREATE INDEX turns_unfinished ON turnkeeper.conversation_turns (conversation_id, turn)
     WHERE status IN ('pending', 'running');
+CREATE INDEX turns_waiting ON turnkeeper.conversation_turns (conversation_id) WHERE status = 'awaiting_approval';
 CREATE UNIQUE INDEX turns_token ON turnkeeper.conversation_turns (lease_token) WHERE lease_token IS NOT NULL;
 CREATE INDEX turns_request ON turnkeeper.conversation_turns (request_id);
 

@@ -234,7 +234,7 @@ SELECT e.conversation_id AS session_id,
             WHEN e.event IN ('answer_end', 'ai_answer_end') THEN json_extract(e.data, '$.content')
             WHEN e.event IN ('error', 'turn_stopped') THEN json_extract(e.data, '$.description') END AS content,
        coalesce(k.tool_name, json_extract(e.data, '$.tool_name'), json_extract(e.data, '$.name')) AS tool_name,
-       coalesce(k.arguments, json_extract(e.data, '$.arguments')) AS tool_args,
+       coalesce(k.arguments, json_extract(e.data, '$.params'), json_extract(e.data, '$.arguments')) AS tool_args,
        CASE WHEN e.event IN ('tool_call_result', 'tool_calling_result')
             THEN coalesce(json_extract(e.data, '$.message.content'), k.result_summary) END AS tool_output,
        coalesce(k.risk, json_extract(e.data, '$.risk')) AS risk,
@@ -242,7 +242,8 @@ SELECT e.conversation_id AS session_id,
             WHEN e.event = 'error' THEN 0
             WHEN e.event IN ('answer_end', 'ai_answer_end') THEN 1 END AS success,
        coalesce(k.duration_ms, json_extract(e.data, '$.duration_ms')) AS duration,
-       (json_extract(e.data, '$.usage.prompt_tokens')) + (json_extract(e.data, '$.usage.completion_tokens')) AS tokens,
+       CASE WHEN e.event = 'ai_message' THEN json_extract(e.data, '$.usage.prompt_tokens')
+                                           + json_extract(e.data, '$.usage.completion_tokens') END AS tokens,
        e.created_at
 FROM conversation_events e
 LEFT JOIN tool_calls k

@@ -1,6 +1,6 @@
 """A scripted OpenAI-compatible server: streams what a test tells it to, and refuses what strict providers refuse.
 
-Runs on a thread with a loop of its own, on the loopback interface. ``python -m tests.support.llm_server`` serves one
+Runs on a thread with a loop of its own, on the loopback interface. ``python -m scripts.bench.kit.llm_server`` serves one
 answer for ever, for measurements: its address is the first line on stdout.
 """
 
@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from tests.support.llm_history import violations
+from scripts.bench.kit.llm_history import violations
 
 MODEL = "test-model"
 DONE = "data: [DONE]\n\n"
@@ -164,7 +164,7 @@ class LlmServer:
             while (request := await _read(reader)) is not None:
                 if not await self._answer(request, reader, writer):
                     break
-        except ConnectionError:  # the client's right
+        except (ConnectionError, asyncio.CancelledError):  # the client hung up, or the server stops
             pass
         finally:
             writer.close()

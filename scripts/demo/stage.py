@@ -1,0 +1,125 @@
+"""The demo's stage: a home of its own with a real Valkey, a real SQLite file, and a real worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from scripts.demo.cluster import FOLDER_VARIABLE, Cluster
+from scripts.demo.script import PAUSE_VARIABLE
+from shared.embedded import EmbeddedRedis
+from shared.errors import ConfigurationError
+from shared.settings import Settings, load_settings
+from shared.store import open_store
+
+SCRIPTED_MODEL = "scripted/scripts.demo.script"
+TOOLS = Path(__file__).parent / "tools.yaml"
+
+_WORD_SECONDS = 0.035  # pause between words, about as fast as one reads
+_STOP_SECONDS = 30.0  # for the worker to leave
+_NOT_OURS = ("REDIS_URL", "DATABASE_URL", "SUPABASE_URL", "SUPABASE_KEY")  # the demo touches nobody's services
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """The running worker and the file that it logs to."""
+
+    process: asyncio.subprocess.Process
+    log: Path
+
+    async def gone(self) -> NoReturn:
+        """Wait for its end, which is an error as long as the demo plays."""
+        status = await self.process.wait()
+        raise ConfigurationError(f"The demo's worker ended with status {status}.", hint=f"See {self.log}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where the demo plays. ``scripted``: no real model is set up."""
+
+    settings: Settings
+    cluster: Cluster
+    scripted: bool
+    worker: Worker
+
+
+@asynccontextmanager
+async def open_stage(*, fast: bool) -> AsyncIterator[Stage]:
+    """Set everything up, and take it down again; the home with its events stays.
+
+    Raises ``ConfigurationError`` when something else runs in the demo's home, and what the embedded Redis raises.
+    """
+    own = load_settings()
+    home = own.home / "demo"
+    home.mkdir(parents=True, exist_ok=True)
+    model = own.model if own.model and not _keys_missing(own.model) else SCRIPTED_MODEL
+    settings = load_settings(
+        home=home, redis_url=None, database_url=None, supabase_url=None, supabase_key=None, model=model, tools=TOOLS
+    )
+    async with AsyncExitStack() as stack:
+        redis = EmbeddedRedis.start(settings)
+        stack.callback(redis.stop)
+        if not redis.owner:
+            raise ConfigurationError(f"Another demo, or a worker, is running in {home}.", hint="Wait for its end.")
+        cluster = Cluster.fresh(home / "incident")
+        await _stop_leftovers(settings)
+        worker = await stack.enter_async_context(_worker(settings, cluster, fast=fast))
+        yield Stage(settings, cluster, model == SCRIPTED_MODEL, worker)
+
+
+def _keys_missing(model: str) -> bool:
+    from worker.agent.model import missing_keys
+
+    return bool(missing_keys(model))
+
+
+async def _stop_leftovers(settings: Settings) -> None:
+    """What an interrupted demo left unfinished must not go on in this one's incident."""
+    store = open_store(settings)
+    try:
+        await store.open()
+        for status in ("pending", "running", "awaiting_approval"):
+            for conversation in await store.conversations(status=status, limit=1_000):
+                await store.stop(conversation["conversation_id"])
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def _worker(settings: Settings, cluster: Cluster, *, fast: bool) -> AsyncIterator[Worker]:
+    """The product's worker, as a process of its own; its log goes to a file."""
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_OURS} | {
+        "TURNKEEPER_HOME": str(settings.home),
+        "TURNKEEPER_MODEL": settings.model,
+        "TURNKEEPER_TOOLS": str(TOOLS),
+        FOLDER_VARIABLE: str(cluster.folder),
+        PAUSE_VARIABLE: "0" if fast else str(_WORD_SECONDS),
+    }
+    log = settings.home / "worker.log"
+    with log.open("wb") as sink:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "worker",
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,  # Ctrl+C reaches the demo, which then ends the worker in order
+        )
+    try:
+        yield Worker(process, log)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,104 @@
+"""``PostgresStore``: the SQL functions over a pool of psycopg connections.
+
+A call is one statement in autocommit, so one transaction and one round trip, and it leaves no state in the session:
+PgBouncer in transaction mode may stand in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Self, cast
+
+import orjson
+import psycopg
+from psycopg import errors as sqlstates
+from psycopg.types.json import Jsonb, set_json_loads
+from psycopg_pool import AsyncConnectionPool
+
+from shared.errors import ConfigurationError
+from shared.settings import Settings
+from shared.store.json_store import JsonStore
+from shared.store.server import CALL_TIMEOUT_SECONDS, check_schema, error_of, late, schema_outdated
+
+IDLE_SECONDS = 300.0  # an unused connection beyond the first is closed after so long
+
+_NO_SCHEMA = (sqlstates.InvalidSchemaName, sqlstates.UndefinedFunction, sqlstates.UndefinedTable)
+
+
+class PostgresStore(JsonStore):
+    """The store in ``settings.database_url``, schema ``settings.schema_name``. Belongs to the loop that opened it."""
+
+    def __init__(self, settings: Settings, *, call_timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+        if settings.database_url is None:
+            raise ConfigurationError("DATABASE_URL is not set.")
+        self._schema = settings.schema_name
+        self._timeout = call_timeout_seconds
+        self._pool = AsyncConnectionPool(
+            settings.database_url.get_secret_value(),
+            min_size=1,
+            max_size=settings.database_pool_size,
+            timeout=call_timeout_seconds,
+            max_idle=IDLE_SECONDS,
+            configure=_decode_with_orjson,
+            kwargs={
+                "autocommit": True,
+                "prepare_threshold": None,  # a prepared statement lives in one session, which PgBouncer shares
+                "connect_timeout": max(2, int(call_timeout_seconds)),
+                "application_name": "turnkeeper",
+            },
+            open=False,
+        )
+
+    async def open(self) -> Self:
+        """Connect and check the schema. Raises ``SchemaOutdated``, ``StoreUnavailable``."""
+        try:
+            await self._pool.open()
+            check_schema(await self._health())
+        except BaseException:
+            await self._pool.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def _health(self) -> dict[str, Any]:
+        try:
+            return cast(dict[str, Any], await self._run("health", {}))
+        except _NO_SCHEMA:
+            raise schema_outdated(f"The database has no schema {self._schema!r} of this program") from None
+        except psycopg.Error as error:
+            raise _translated(error) from error
+
+    async def _call(self, function: str, arguments: dict[str, Any]) -> Any:
+        try:
+            return await self._run(function, arguments)
+        except psycopg.Error as error:
+            raise _translated(error) from error
+
+    async def _run(self, function: str, arguments: dict[str, Any]) -> Any:
+        names = ", ".join(f"{name} => %s" for name in arguments)
+        statement = f'SELECT "{self._schema}".{function}({names})'
+        values = [_json(value) if isinstance(value, dict | list) else value for value in arguments.values()]
+        try:
+            async with asyncio.timeout(self._timeout), self._pool.connection() as connection:
+                cursor = await connection.execute(statement, values)
+                row = await cursor.fetchone()
+        except TimeoutError:
+            raise late(self._timeout) from None
+        return row[0] if row is not None else None
+
+
+def _json(value: Any) -> Jsonb:
+    return Jsonb(value, dumps=orjson.dumps)
+
+
+async def _decode_with_orjson(connection: psycopg.AsyncConnection[Any]) -> None:
+    set_json_loads(orjson.loads, connection)
+
+
+def _translated(error: psycopg.Error) -> Exception:
+    detail = error.diag.message_detail
+    if error.sqlstate is None and not isinstance(error, psycopg.OperationalError):
+        return error_of("22000", str(error), None)  # psycopg itself could not encode a value
+    return error_of(error.sqlstate, error.diag.message_primary or str(error), detail)

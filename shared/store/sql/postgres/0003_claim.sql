@@ -1,0 +1,161 @@
+-- Claiming a turn, and ending it where the claim finds that it must not run.
+
+-- Close the calls up to a turn that ended by error or stop, save those that a later turn has decided.
+CREATE FUNCTION turnkeeper.close_calls(p_conversation_id uuid, p_turn integer, p_reason text) RETURNS void
+LANGUAGE plpgsql SET search_path = turnkeeper, pg_temp AS $$
+BEGIN
+    UPDATE tool_calls k
+       SET state = CASE WHEN k.state = 'executing' THEN 'unknown' ELSE 'superseded' END, reason = p_reason, ended_at = now()
+     WHERE k.conversation_id = p_conversation_id AND k.turn <= p_turn AND k.result_seq IS NULL
+       AND (k.state = 'executing' OR k.state IN ('pending', 'approved') AND coalesce(k.decided_turn, 0) <= p_turn);
+END
+$$;
+
+-- End an unclaimed turn with an event of its own; the event's row.
+CREATE FUNCTION turnkeeper.end_turn(
+    t turnkeeper.conversation_turns, p_status text, p_reason text, p_event text, p_description text, p_retryable boolean
+) RETURNS jsonb
+LANGUAGE plpgsql SET search_path = turnkeeper, pg_temp SET timezone = 'UTC' AS $$
+DECLARE
+    v_data jsonb := jsonb_build_object('code', p_reason, 'description', p_description, 'retryable', p_retryable);
+    v_duration bigint := coalesce(extract(epoch FROM now() - t.started_at) * 1000, 0);
+    v_seq bigint;
+    e conversation_events;
+BEGIN
+    UPDATE conversation_turns x
+       SET status = p_status, finish_reason = p_reason, retryable = p_retryable, crashes = t.crashes, ended_at = now(),
+           error = CASE WHEN p_status = 'failed' THEN v_data END, duration_ms = v_duration
+     WHERE x.conversation_id = t.conversation_id AND x.turn = t.turn;
+    UPDATE conversations x
+       SET last_seq = x.last_seq + 1, duration_ms = x.duration_ms + v_duration, updated_at = now()
+     WHERE x.conversation_id = t.conversation_id RETURNING x.last_seq INTO v_seq;
+    INSERT INTO conversation_events (conversation_id, seq, turn, attempt, event, data)
+    VALUES (t.conversation_id, v_seq, t.turn, t.attempt, p_event, v_data) RETURNING * INTO e;
+    IF p_reason <> 'approvals_open' THEN  -- such a question closes nothing
+        PERFORM close_calls(t.conversation_id, t.turn, p_description);
+    END IF;
+    RETURN to_jsonb(e);
+END
+$$;
+
+-- What hydration needs of turn t: one round trip instead of six.
+CREATE FUNCTION turnkeeper.hydration(c turnkeeper.conversations, t turnkeeper.conversation_turns) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = turnkeeper, pg_temp SET timezone = 'UTC' AS $$
+DECLARE
+    s conversation_events;
+BEGIN
+    SELECT * INTO s FROM conversation_events e
+     WHERE e.conversation_id = t.conversation_id AND e.event IN
+           ('answer_end', 'approval_required', 'history_compacted', 'ai_answer_end', 'conversation_history_compacted')
+     ORDER BY e.seq DESC LIMIT 1;
+    RETURN jsonb_build_object(
+        'conversation', to_jsonb(c),
+        'turn', to_jsonb(t),
+        'snapshot', CASE WHEN s.seq IS NOT NULL THEN to_jsonb(s) END,
+        'turns', (SELECT coalesce(jsonb_agg(jsonb_build_object('turn', x.turn, 'kind', x.kind, 'request', x.request)
+                                            ORDER BY x.turn), '[]')
+                    FROM conversation_turns x WHERE x.conversation_id = t.conversation_id
+                     AND x.turn > coalesce(s.turn, 0) AND x.turn <= t.turn),
+        'events', (SELECT coalesce(jsonb_agg(to_jsonb(e) ORDER BY e.seq), '[]')
+                     FROM conversation_events e WHERE e.conversation_id = t.conversation_id
+                      AND e.seq > coalesce(s.seq, 0) AND e.turn BETWEEN coalesce(s.turn, 0) AND t.turn
+                      AND e.event IN ('ai_message', 'tool_call_result', 'tool_calling_result')),
+        'calls', (SELECT coalesce(jsonb_agg(to_jsonb(k) ORDER BY k.turn, k.step, k.call_index), '[]')
+                    FROM tool_calls k WHERE k.conversation_id = t.conversation_id AND k.turn <= t.turn
+                     AND k.result_seq IS NULL),
+        'rules', (SELECT coalesce(jsonb_agg(to_jsonb(r) ORDER BY r.rule_id), '[]')
+                    FROM approval_rules r WHERE r.account_id = c.account_id
+                     AND (r.scope = 'account' OR r.scope = 'user' AND r.user_id = c.user_id
+                          OR r.scope = 'conversation' AND r.conversation_id = c.conversation_id)));
+END
+$$;
+
+CREATE FUNCTION turnkeeper.claim(
+    p_conversation_id uuid, p_worker text, p_claim_id text, p_lease_seconds double precision, p_max_crashes integer,
+    p_request jsonb DEFAULT NULL, p_artifacts jsonb DEFAULT '[]'
+) RETURNS jsonb
+LANGUAGE plpgsql SET search_path = turnkeeper, pg_temp SET timezone = 'UTC' AS $$
+DECLARE
+    v_lease_end timestamptz := now() + make_interval(secs => p_lease_seconds);
+    v_answer jsonb := jsonb_build_object('now', now(), 'submitted', NULL);
+    v_ended jsonb := '[]';
+    c conversations;
+    t conversation_turns;
+BEGIN
+    IF p_request IS NOT NULL THEN
+        v_answer := v_answer || jsonb_build_object('submitted', submit(p_request, p_artifacts));
+    END IF;
+    SELECT * INTO c FROM conversations WHERE conversation_id = p_conversation_id FOR UPDATE;
+    IF NOT FOUND THEN
+        PERFORM refuse(404, 'conversation_unknown', format('There is no conversation %s.', p_conversation_id));
+    END IF;
+
+    LOOP
+        SELECT * INTO t FROM conversation_turns x
+         WHERE x.conversation_id = p_conversation_id AND x.status IN ('pending', 'running') ORDER BY x.turn LIMIT 1;
+        IF NOT FOUND THEN
+            IF v_ended <> '[]' THEN
+                UPDATE conversations SET next_ring_at = NULL, status = conversation_status(p_conversation_id)
+                 WHERE conversation_id = p_conversation_id;
+            END IF;
+            RETURN v_answer || jsonb_build_object('result', 'idle', 'ended', v_ended);
+        END IF;
+        IF t.status = 'running' AND t.claim_id = p_claim_id THEN  -- the reply to this claim was lost
+            UPDATE conversation_turns x SET lease_expires_at = v_lease_end
+             WHERE x.conversation_id = t.conversation_id AND x.turn = t.turn RETURNING * INTO t;
+            EXIT;
+        END IF;
+        IF t.status = 'running' AND t.lease_expires_at > now() THEN
+            RETURN v_answer || jsonb_build_object('result', 'busy', 'ended', v_ended);
+        END IF;
+        IF t.status = 'running' THEN
+            t.crashes := t.crashes + 1;
+        END IF;
+        IF t.stop_requested_at IS NOT NULL THEN
+            v_ended := v_ended || end_turn(t, 'stopped', 'stopped', 'turn_stopped', 'The turn was stopped on request.', false);
+        ELSIF t.crashes >= p_max_crashes THEN
+            v_ended := v_ended || end_turn(t, 'failed', 'crash_cap', 'error',
+                format('The turn was given up after %s attempts that were cut off.', t.crashes), true);
+        ELSIF t.kind = 'ask' AND t.request ->> 'supersede' = 'false' AND t.attempt = 0 AND EXISTS (
+            SELECT 1 FROM tool_calls k
+             WHERE k.conversation_id = t.conversation_id AND k.turn < t.turn AND k.gated
+               AND (k.state = 'pending' OR k.state = 'approved' AND k.decided_turn > t.turn)) THEN
+            v_ended := v_ended || end_turn(t, 'failed', 'approvals_open', 'error',
+                'A call still waits for a decision; the question was not asked.', false);
+        ELSE
+            UPDATE conversation_turns x
+               SET status = 'running', attempt = x.attempt + 1, crashes = t.crashes, worker = p_worker,
+                   claim_id = p_claim_id, lease_token = gen_random_uuid()::text, lease_expires_at = v_lease_end,
+                   last_batch = 0, last_batch_result = NULL, started_at = coalesce(x.started_at, now())
+             WHERE x.conversation_id = t.conversation_id AND x.turn = t.turn RETURNING * INTO t;
+            IF t.turn > 1 THEN
+                PERFORM settle_before(t);
+            END IF;
+            EXIT;
+        END IF;
+    END LOOP;
+
+    UPDATE conversations x SET status = 'running', next_ring_at = v_lease_end, ring_backoff_seconds = 5, updated_at = now()
+     WHERE x.conversation_id = p_conversation_id RETURNING * INTO c;
+    RETURN v_answer || jsonb_build_object('result', 'lease', 'ended', v_ended) || hydration(c, t);
+END
+$$;
+
+-- Taking turn t completes the turns that waited before it, and closes or expires what they left open.
+CREATE FUNCTION turnkeeper.settle_before(t turnkeeper.conversation_turns) RETURNS void
+LANGUAGE plpgsql SET search_path = turnkeeper, pg_temp AS $$
+BEGIN
+    UPDATE conversation_turns x SET status = 'completed'
+     WHERE x.conversation_id = t.conversation_id AND x.turn < t.turn AND x.status = 'awaiting_approval';
+    UPDATE tool_calls k
+       SET state = CASE WHEN t.kind = 'ask' THEN 'superseded' ELSE 'expired' END,
+           reason = CASE WHEN t.kind = 'ask' THEN 'superseded by a new request' ELSE 'the approval request had expired' END,
+           decided_turn = CASE WHEN t.kind = 'ask' THEN coalesce(k.decided_turn, t.turn) ELSE t.turn END,
+           ended_at = now()
+     WHERE k.conversation_id = t.conversation_id AND k.turn < t.turn AND k.result_seq IS NULL
+       AND (k.state = 'pending' AND (t.kind = 'ask' OR k.expires_at < now())
+            OR t.kind = 'ask' AND k.state = 'approved' AND k.decided_turn IS DISTINCT FROM t.turn);
+END
+$$;
+
+INSERT INTO turnkeeper.schema_migrations (version, min_compatible, name) VALUES (3, 3, 'claim');

@@ -14,10 +14,10 @@ RUN /opt/turnkeeper/bin/pip install --no-cache-dir --no-deps .
 FROM python:3.13.9-slim-bookworm
 RUN useradd --create-home --uid 10001 turnkeeper
 COPY --from=build /opt/turnkeeper /opt/turnkeeper
-ENV PATH=/opt/turnkeeper/bin:$PATH PYTHONUNBUFFERED=1 LITELLM_LOCAL_MODEL_COST_MAP=True
-USER turnkeeper
+ENV PATH=/opt/turnkeeper/bin:$PATH PYTHONUNBUFFERED=1
+# A number, so that Kubernetes can tell that it is not root.
+USER 10001
 WORKDIR /home/turnkeeper
-# The worker in this container has sent a heartbeat lately.
-HEALTHCHECK --interval=15s --timeout=5s --start-period=20s --retries=3 CMD ["turnkeeper", "worker-alive"]
-STOPSIGNAL SIGTERM
+# A worker of this container has sent a heartbeat lately.
+HEALTHCHECK --interval=15s --timeout=10s --start-period=30s --retries=3 CMD ["turnkeeper", "worker-alive"]
 CMD ["turnkeeper", "worker"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from shared.errors import ContentRefused
 from shared.events import MESSAGE_BEARING, EventDraft, Finish
 
 TEXT_LIMITS = (20_000, 1_000)  # characters of one text, once plain ASCII was refused too
+DEPTH_LIMIT = 64  # lists and objects within each other
+TOO_DEEP = "[nested too deep to be stored]"
 
 _PAIRING = frozenset({"role", "type", "id", "tool_call_id", "name", "tool_name", "event", "op", "state"})
 """Keys whose texts stay: an id that changed in one message would no longer meet its partner in another."""
@@ -31,9 +34,10 @@ def versions(
     draft: EventDraft, finish: Finish | None, refusal: ContentRefused
 ) -> Iterator[tuple[EventDraft, Finish | None]]:
     """Ever weaker versions of a refused event and the turn's end that goes with it; the first one loses nothing."""
-    draft = _cleaned(draft)
     finish = clean_finish(finish)
-    yield draft, finish
+    with suppress(RecursionError):
+        draft = _cleaned(draft)
+        yield draft, finish
     kept = draft.data if draft.is_snapshot else _marker(draft, refusal)
     yield replace(draft, data=_plain(kept, None)), finish
     for limit in (None, *TEXT_LIMITS):
@@ -49,8 +53,11 @@ def measured(draft: EventDraft) -> tuple[EventDraft, int]:
             return draft, len(encoded)
     except TypeError:
         encoded = b""
-    draft = _cleaned(draft)
-    return draft, len(encoded) or len(orjson.dumps((draft.data, draft.calls)))
+    try:
+        draft = _cleaned(draft)
+        return draft, len(encoded) or len(orjson.dumps((draft.data, draft.calls)))
+    except (TypeError, RecursionError):  # nested too deep: the store will refuse it, and it goes on as a marker
+        return draft, 0
 
 
 def _cleaned(draft: EventDraft) -> EventDraft:
@@ -70,23 +77,25 @@ def _marker(draft: EventDraft, refusal: ContentRefused) -> dict[str, Any]:
     return marker | {"unstorable": True, "code": refusal.code, "description": refusal.description}
 
 
-def _plain(value: Any, limit: int | None) -> Any:
-    """``value`` with its texts in plain ASCII, at most ``limit`` characters each."""
+def _plain(value: Any, limit: int | None, depth: int = 0) -> Any:
+    """``value`` with its texts in plain ASCII, at most ``limit`` characters each, and without what lies too deep."""
     if isinstance(value, str):
         return _plain_text(value, limit)
+    if depth > DEPTH_LIMIT and isinstance(value, dict | list | tuple):
+        return TOO_DEEP
     if isinstance(value, dict):
-        return {_plain_text(key, limit): _plain_item(key, item, limit) for key, item in value.items()}
+        return {_plain_text(key, limit): _plain_item(key, item, limit, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_plain(item, limit) for item in value)
+        return type(value)(_plain(item, limit, depth + 1) for item in value)
     return value
 
 
-def _plain_item(key: str, item: Any, limit: int | None) -> Any:
+def _plain_item(key: str, item: Any, limit: int | None, depth: int) -> Any:
     if key in _PAIRING and isinstance(item, str):
         return item
     if key == "arguments" and isinstance(item, str) and limit is not None and len(item) > limit:
         return "{}"  # a cut text would no longer be JSON, and providers would refuse the whole history
-    return _plain(item, limit)
+    return _plain(item, limit, depth)
 
 
 def _plain_text(text: str, limit: int | None) -> str:

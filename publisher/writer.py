@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
+import orjson
 import structlog
 
 from publisher.harden import versions
@@ -64,6 +65,8 @@ class BatchWriter:
                     self._lease, self._batch + 1, batch, finish, snapshots_kept=self._snapshots_kept
                 )
                 break
+            except (orjson.JSONEncodeError, RecursionError) as error:  # found by the encoder, before the database did
+                raise ContentRefused(f"Not JSON: {error}; nothing was written.") from None
             except StoreUnavailable as error:
                 _log.warning("append_retried", batch=self._batch + 1, turn=self._lease.turn, reason=error.description)
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret

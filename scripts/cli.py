@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import typer
 
-from scripts.commands import inspection, running, turns, upkeep
+from scripts.commands import health, inspection, running, turns, upkeep
 
 app = typer.Typer(
     name="turnkeeper",
@@ -28,7 +28,7 @@ _GROUPS = {
         inspection.usage,
     ),
     "Upkeep": (upkeep.feedback, upkeep.rename, upkeep.delete, upkeep.requeue),
-    "Operation": (running.worker, running.migrate),
+    "Operation": (running.worker, health.worker_alive, running.migrate),
 }
 
 for _panel, _commands in _GROUPS.items():

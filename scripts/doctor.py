@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from scripts.desk import guarded
 from scripts.render import Output, print_json
 from scripts.workers import alive_workers
 from shared.errors import SchemaOutdated, TurnkeeperError
+from shared.log import configure_logging
 from shared.queues import connect_async, queue_depths, redis_errors
 from shared.settings import Settings, load_settings
 from shared.store import open_store
@@ -61,7 +63,8 @@ Check = Callable[[Patient], Awaitable[list[Finding]]]
 
 def doctor(as_json: bool) -> int:
     """Run every check and show its findings; the exit status."""
-    return asyncio.run(_doctor(Patient(load_settings()), Output(as_json)))
+    configure_logging("error")
+    return guarded(lambda: asyncio.run(_doctor(Patient(load_settings()), Output(as_json))), as_json)
 
 
 async def _doctor(patient: Patient, out: Output) -> int:
@@ -106,7 +109,7 @@ async def _redis(patient: Patient) -> list[Finding]:
     settings = patient.settings
     client = connect_async(settings.effective_redis_url)
     try:
-        async with redis_errors("saying hello"):
+        with redis_errors("saying hello"):
             info = await client.info()
     except TurnkeeperError as error:
         await client.aclose()
@@ -119,7 +122,7 @@ async def _redis(patient: Patient) -> list[Finding]:
 
 
 async def _redis_offset(client: Redis) -> float:
-    async with redis_errors("telling the time"):
+    with redis_errors("telling the time"):
         sent = time.time()
         seconds, microseconds = await client.time()
         return float(seconds) + float(microseconds) / 1e6 - (sent + time.time()) / 2
@@ -157,7 +160,8 @@ async def _store(patient: Patient) -> list[Finding]:
         health = await store.health()
     except SchemaOutdated as error:
         await store.close()
-        return [Finding("store", "fail", error.description, "Bring it up to date with: turnkeeper migrate")]
+        hint = error.hint or "Bring it up to date with: turnkeeper migrate"
+        return [Finding("store", "fail", error.description, hint)]
     except TurnkeeperError:
         await store.close()
         raise
@@ -189,25 +193,31 @@ async def _model(patient: Patient) -> list[Finding]:
     if not model:
         hint = "Set TURNKEEPER_MODEL to a litellm name; until then every request has to name a model."
         return [Finding("model", "warn", "none set", hint)]
-    from worker.agent.model import missing_keys
+    from worker.agent.model import missing_variables
 
-    missing = await asyncio.to_thread(missing_keys, model)
-    if missing:
-        return [Finding("model", "fail", f"{model}: no key", f"Set {' and '.join(missing)} for the worker.")]
-    return [Finding("model", "ok", f"{model}: its key is set")]
+    missing = await asyncio.to_thread(missing_variables, model)
+    if not missing:
+        return [Finding("model", "ok", f"{model}: nothing is missing")]
+    names = ", ".join(missing)
+    if any(name.endswith("_API_KEY") for name in missing):
+        return [Finding("model", "fail", f"{model}: not set: {names}", "Set it here and for every worker.")]
+    hint = "Needed unless there is a default or the machine's role stands in for it."
+    return [Finding("model", "warn", f"{model}: not set: {names}", hint)]
 
 
 async def _tools(patient: Patient) -> list[Finding]:
     from worker.agent.tools import load_toolbox
 
-    toolbox = await load_toolbox(patient.settings)
+    toolbox = await load_toolbox(patient.settings).open()
     try:
-        specs = toolbox.specs()
+        specs, problems = toolbox.specs(), toolbox.problems()
     finally:
         await toolbox.close()
     gated = sum(1 for spec in specs if spec.approval != "never")
     where = f"from {patient.settings.tools}" if patient.settings.tools else "built in; TURNKEEPER_TOOLS is not set"
-    return [Finding("tools", "ok", f"{len(specs)} ({gated} may need approval), {where}")]
+    found = [Finding("tools", "ok", f"{len(specs)} ({gated} may need approval), {where}")]
+    hint = "Workers connect again by themselves; until then these tools are missing."
+    return found + [Finding("tools", "fail", problem, hint) for problem in problems]
 
 
 async def _workers(patient: Patient) -> list[Finding]:

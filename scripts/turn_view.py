@@ -8,6 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from scripts.render import Output, approval_panel, call_line, cell, plain, print_json
+from scripts.wrap import Wrapper
 from shared import events as names
 
 Row = dict[str, Any]
@@ -20,8 +21,8 @@ class TurnView:
     """Shows events one after the other. ``questions``: also what people said, which a reader who has just typed it
     does not need; ``commands``: how to decide about a call.
 
-    Text streams ahead of the events that are stored in batches, so it is held back while calls of the step before
-    are still to be shown.
+    Text streams ahead of the events that are stored in batches, so it is held back until the step before it is on the
+    screen with its calls.
     """
 
     def __init__(self, out: Output, conversation_id: str, *, questions: bool = False, commands: bool = True) -> None:
@@ -31,8 +32,10 @@ class TurnView:
         self._commands = commands
         self._printed: dict[tuple[int, int, int], str] = {}  # (turn, attempt, step) → its text on the screen
         self._open_calls: Counter[str] = Counter()  # tool_call_ids whose results come before further text
+        self._last_step: dict[int, int] = {}  # turn → its last step whose message was shown
         self._held: list[Row] = []  # deltas
         self._within_text = False
+        self._wrap = Wrapper(out.console.width) if out.console.is_terminal else None
 
     def show(self, event: Row) -> None:
         """One event, stored or streamed."""
@@ -60,13 +63,13 @@ class TurnView:
         if data.get("reset"):
             self._held.clear()
             self._end_text()
-        elif self._open_calls.total():
+        elif self._open_calls or data["step"] > self._last_step.get(event["turn"], 0) + 1:
             self._held.append(event)
         else:
             self._write(event, data, data.get("text") or "")
 
     def _ai_message(self, event: Row, data: Row) -> None:
-        self._held.clear()  # the message has it whole
+        self._last_step[event["turn"]] = data["step"]
         text, printed = text_of(data["message"]), self._printed.get(_step(event, data), "")
         if text.startswith(printed):
             self._write(event, data, text[len(printed) :])
@@ -74,8 +77,15 @@ class TurnView:
             self._end_text()
             self._write(event, data, text)
         self._end_text()
-        self._open_calls.clear()
-        self._open_calls.update(call["id"] for call in data["message"].get("tool_calls") or ())
+        self._open_calls = Counter(call["id"] for call in data["message"].get("tool_calls") or ())
+        self._release()
+
+    def _release(self) -> None:
+        """Show the text that was held back, unless it has to wait on or its message has come in between."""
+        held, self._held = self._held, []
+        for delta in held:
+            if delta["data"]["step"] > self._last_step.get(delta["turn"], 0):
+                self._ai_message_delta(delta, delta["data"])
 
     def _write(self, event: Row, data: Row, text: str) -> None:
         step = _step(event, data)
@@ -96,10 +106,7 @@ class TurnView:
             self._line(f"← {data['tool_name']} {duration / 1000:.1f} s", "dim")
         self._open_calls.subtract([data["tool_call_id"]])
         self._open_calls = +self._open_calls
-        if not self._open_calls:
-            held, self._held = self._held, []
-            for delta in held:
-                self._ai_message_delta(delta, delta["data"])
+        self._release()
 
     def _approval_required(self, event: Row, data: Row) -> None:
         self._end_text()
@@ -134,13 +141,17 @@ class TurnView:
     def _print(self, text: str) -> None:
         if text:
             self._within_text = not text.endswith("\n")
-            self._out.console.print(Text(plain(text)), end="", soft_wrap=True)
-            self._out.console.file.flush()
+            self._put(self._wrap.feed(plain(text)) if self._wrap else plain(text))
 
     def _end_text(self) -> None:
-        if self._within_text:
-            self._out.console.print()
+        rest = self._wrap.end() if self._wrap else ""
+        self._put(f"{rest}\n" if self._within_text else rest)
         self._within_text = False
+
+    def _put(self, text: str) -> None:
+        if text:
+            self._out.console.print(Text(text), end="", soft_wrap=True)
+            self._out.console.file.flush()
 
 
 def _step(event: Row, data: Row) -> tuple[int, int, int]:

@@ -25,7 +25,8 @@ def up() -> int:
 def _up(settings: Settings) -> int:
     from worker.main import run_worker as work
 
-    migrate_store(settings)
+    if settings.store_kind != "supabase":  # it runs no SQL; opening it says what is missing
+        migrate_store(settings)
     _tell_where(settings)
     work(settings)
     return 0
@@ -56,18 +57,22 @@ def migrate(as_json: bool) -> int:
 
     def run() -> int:
         row = migrate_store(load_settings())
-        Output(as_json).row(row, text=f"Schema version {row['schema_version']} ({row['kind']}).")
+        applied = f"applied {', '.join(row['applied'])}" if row["applied"] else "nothing was missing"
+        Output(as_json).row(row, text=f"Schema version {row['schema_version']} ({row['kind']}): {applied}.")
         return 0
 
     return guarded(run, as_json)
 
 
 def migrate_store(settings: Settings) -> dict[str, Any]:
-    """Apply missing migrations; the store's health afterwards."""
-    return asyncio.run(_migrate(settings))
+    """Apply missing migrations; the store's health, with the names of what was ``applied``."""
+    from shared.store.migrate import migrate as apply_missing
+
+    applied = apply_missing(settings)
+    return {**asyncio.run(_health(settings)), "applied": applied}
 
 
-async def _migrate(settings: Settings) -> dict[str, Any]:
+async def _health(settings: Settings) -> dict[str, Any]:
     store = open_store(settings)
     try:
         await store.open()

@@ -30,7 +30,7 @@ class WorkerInfo:
 
 async def alive_workers(client: Redis) -> list[WorkerInfo]:
     """Workers whose registration has not expired. Raises ``QueueUnavailable``."""
-    async with redis_errors("looking for workers"):
+    with redis_errors("looking for workers"):
         keys = sorted(_text(key) for key in await client.smembers(f"{RQ_PREFIX}:workers"))
         pipe = client.pipeline(transaction=False)
         for key in keys:

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Self
 from shared.errors import ConfigurationError, QueueUnavailable
 
 if TYPE_CHECKING:
+    from redis import Redis
+
     from shared.settings import Settings
 
 START_SECONDS = 15.0  # a long append-only file takes a while to load
 STOP_SECONDS = 15.0
+PING_SECONDS = 1.0
 POLL_SECONDS = 0.02
 _HINT = "Set REDIS_URL to a Redis or Valkey server."
 
@@ -68,6 +71,7 @@ class EmbeddedRedis:
                 time.sleep(POLL_SECONDS)
             process.kill()
             process.wait()
+            settings.socket_path.unlink(missing_ok=True)
             raise QueueUnavailable("The embedded Redis did not start.", hint=_log_hint(folder))
         except BaseException:
             os.close(lock)
@@ -121,14 +125,22 @@ def _try_lock(path: Path) -> int | None:
     return descriptor
 
 
-def _answers(socket_path: Path) -> bool:
+def _client(socket_path: Path, seconds: float) -> Redis:
+    """A client that tries once: redis-py's own retries would wait for a server that is meant to be gone."""
     from redis import Redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    return Redis(unix_socket_path=str(socket_path), socket_timeout=seconds, retry=Retry(NoBackoff(), 0))
+
+
+def _answers(socket_path: Path) -> bool:
     from redis.exceptions import RedisError
 
     if not socket_path.exists():
         return False
     try:
-        with Redis(unix_socket_path=str(socket_path), socket_timeout=1.0) as client:
+        with _client(socket_path, PING_SECONDS) as client:
             return bool(client.ping())
     except (RedisError, OSError):
         return False
@@ -136,12 +148,11 @@ def _answers(socket_path: Path) -> bool:
 
 def _shut_down(socket_path: Path) -> None:
     """SHUTDOWN writes and syncs the append-only file before the server ends. A server that is gone is shut down."""
-    from redis import Redis
     from redis.exceptions import ConnectionError as RedisConnectionError
 
     if not socket_path.exists():
         return
-    with Redis(unix_socket_path=str(socket_path), socket_timeout=STOP_SECONDS) as client:
+    with _client(socket_path, STOP_SECONDS) as client:
         try:
             client.shutdown()
         except RedisConnectionError:

@@ -103,7 +103,7 @@ def mask(_logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[
 
 
 def _masked(key: str, value: Any, *, texts: bool) -> Any:
-    if key.startswith("_"):
+    if key.startswith("_") or value is None or isinstance(value, int | float):
         return value
     if _SECRET.search(key) or (key in _TEXT and not texts):
         return MASK if value else value

@@ -62,12 +62,9 @@ def connect(url: str) -> Redis:
 def connect_async(url: str, *, max_connections: int = MAX_CONNECTIONS) -> AsyncRedis:
     """An asyncio client, to be closed with ``aclose()``; callers beyond ``max_connections`` wait for a free one.
     Raises ``ConfigurationError``."""
-    from redis.asyncio import BlockingConnectionPool, Redis
+    from shared.redis_connection import async_client
 
-    pool = BlockingConnectionPool.from_url(
-        _checked(url), max_connections=max_connections, timeout=POOL_SECONDS, **_options(url)
-    )
-    return Redis.from_pool(pool)
+    return async_client(_checked(url), max_connections=max_connections, pool_seconds=POOL_SECONDS, **_options(url))
 
 
 def url_of(client: Redis) -> str:
@@ -155,7 +152,7 @@ class Ringer:
             await self._redis.aclose()
 
 
-def ring_job(ring: Ring) -> dict[str | bytes, str | bytes | int]:
+def ring_job(ring: Ring) -> dict[Any, Any]:
     """The hash of an RQ job that names a conversation: JSON serializer, no timeout, gone soon after its end."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     call: list[Any] = [TURN_FUNCTION, None, [], {"conversation_id": ring.conversation_id}]

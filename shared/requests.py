@@ -247,6 +247,8 @@ def record_of(
     """
     document = clean(request.model_dump(mode="json", exclude_none=True, exclude_defaults=False))
     document = {k: v for k, v in document.items() if v not in ([], {})}
+    for result in document.get("frontend_tool_results", ()):
+        result.setdefault("content", None)  # null is an answer too
     document["request_id"] = request.request_id or request_id or str(uuid.uuid4())
     document["queue"] = request.queue or queue
     document.setdefault("account_id", None)

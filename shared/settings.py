@@ -8,6 +8,7 @@ Four names are the ones that hosting platforms already set (``REDIS_URL``, ``DAT
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import ConfigurationError
 
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9._/-]+")
 _SOCKET_PATH_LIMIT = 100  # bytes; sun_path holds 104 on macOS, 108 on Linux
 
 DEFAULT_SYSTEM_PROMPT = (
@@ -128,9 +130,10 @@ class Settings(BaseSettings):
 
     @cached_property
     def socket_path(self) -> Path:
-        """Unix socket of the embedded Redis; in the temporary folder when the path under home would be too long."""
+        """Unix socket of the embedded Redis. In the temporary folder when the path under home would be too long, or
+        has a character that a URL or redis-py's parser of ``CLIENT INFO`` (which splits at spaces) would mistake."""
         path = self.home / "valkey.sock"
-        if len(str(path).encode()) <= _SOCKET_PATH_LIMIT:
+        if len(str(path)) <= _SOCKET_PATH_LIMIT and _PLAIN_PATH.fullmatch(str(path)):
             return path
         digest = hashlib.sha256(str(self.home).encode()).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"turnkeeper-{digest}.sock"

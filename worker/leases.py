@@ -20,7 +20,7 @@ from shared.errors import StoreError
 from shared.store.base import Lease, Store
 
 STALLED_SECONDS: Final = 60.0
-TICK_SECONDS: Final = 1.0
+TICKS_PER_STALL: Final = 60
 RENEWALS_PER_LEASE: Final = 3
 
 log = structlog.get_logger(__name__)
@@ -86,7 +86,7 @@ class LeaseKeeper:
     async def _tick(self) -> None:
         while True:
             self._ticked_at = time.monotonic()
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(self._stalled_seconds / TICKS_PER_STALL)
 
     def _run(self) -> None:
         asyncio.run(self._renew_until_closed())

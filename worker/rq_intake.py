@@ -22,6 +22,7 @@ from rq.worker.base import WorkerStatus
 
 from shared.errors import StoreError
 from shared.log import bind, get_logger
+from shared.queues import redis_errors
 from worker import rq_records as records
 from worker.jobs import JobRunner, RefusalRecorder
 
@@ -85,7 +86,8 @@ class Intake:
         drain = asyncio.create_task(self._drain())
         try:
             if self._limits.burst:
-                await self._fetch_burst()
+                with redis_errors("taking jobs"):
+                    await self._fetch_burst()
             else:
                 await asyncio.gather(*(self._fetch(queue) for queue in self._queues))
         finally:
@@ -128,8 +130,7 @@ class Intake:
             if job_id is None:
                 slots.release()
             elif self.closing.is_set():
-                slots.release()
-                await self.put_back(queue, job_id)
+                await self._return_popped(queue, job_id)
             else:
                 self._take(queue, job_id)
 
@@ -169,6 +170,13 @@ class Intake:
         if allowed is not None and not self._tasks and time.monotonic() - self._active_at >= allowed:
             self.closing.set()
         return None
+
+    async def _return_popped(self, queue: Queue, job_id: str) -> None:
+        """What was popped while the worker began to close; if Redis is away, another worker finds it."""
+        try:
+            await self.put_back(queue, job_id)
+        except RedisError as error:
+            log.warning("redis_unavailable", error=str(error))
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -256,7 +256,7 @@ class ConversationWorker(BaseWorker):
             os._exit(128 + signum)
 
     def _leave(self, intake: Intake) -> None:
-        log.info("worker_draining", running=len(intake.running))
+        log.info("worker_draining", worker=self.name, running=len(intake.running))
         self._signalled_at = self._signalled_at or time.monotonic()
         intake.closing.set()
         intake.draining.set()

@@ -62,7 +62,8 @@ def decide(
         str | None,
         typer.Option(
             metavar="SCOPE[:PREFIX]",
-            help="Don't ask again for what is approved here; scope: conversation, user or account",
+            help="Don't ask again for what is approved here, where the tool approves by rule (shell takes a PREFIX); "
+            "scope: conversation, user or account",
             show_default=False,
         ),
     ] = None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
 from dataclasses import dataclass
 
@@ -27,7 +29,7 @@ class Keyboard:
     out: Output
     yes: bool
 
-    def decide(self, story: Word) -> Word:
+    async def decide(self, story: Word) -> Word:
         """A key press on a terminal, a line otherwise: ``a`` approves, ``d`` denies, Enter does as the story does.
 
         Raises ``RequestInvalid`` when there is nobody to ask.
@@ -38,21 +40,21 @@ class Keyboard:
         default = "approve" if story.approved else f"deny: “{story.feedback}”"
         self.out.note(f"{DECIDES}, it is your decision: [a]pprove, [d]eny, or Enter to {default}", "bold yellow")
         while True:
-            key = _read_key()
+            key = await _read_key()
             if key in ("", "\n", "\r"):
                 word = story
             elif key in ("a", "y"):
                 word = Word(True)
             elif key in ("d", "n"):
-                word = Word(False, self._feedback(story))
+                word = Word(False, await self._feedback(story))
             else:
                 continue
             self._tell(word)
             return word
 
-    def _feedback(self, story: Word) -> str | None:
+    async def _feedback(self, story: Word) -> str | None:
         self.out.note(f"Why not? Enter for: {story.feedback or 'no reason'}", "yellow")
-        return _read_line() or story.feedback
+        return await _read_line() or story.feedback
 
     def _tell(self, word: Word) -> None:
         what = "approves" if word.approved else "denies"
@@ -60,10 +62,10 @@ class Keyboard:
         self.out.note(f"> {DECIDES} {what}{why}", "bold")
 
 
-def _read_key() -> str:
+async def _read_key() -> str:
     """One key without Enter on a terminal; the first letter of a line otherwise."""
     if not sys.stdin.isatty():
-        return _read_line()[:1].lower()
+        return (await _read_line())[:1].lower()
     import termios
     import tty
 
@@ -71,13 +73,32 @@ def _read_key() -> str:
     before = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)  # Ctrl+C still interrupts
-        return sys.stdin.read(1).lower()
+        return (await _read_byte()).decode("ascii", "replace").lower()
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-def _read_line() -> str:
-    line = sys.stdin.readline()
-    if not line:
+async def _read_line() -> str:
+    """A line of the input, byte by byte: what is behind it stays for the next one."""
+    line = bytearray()
+    while (byte := await _read_byte()) != b"\n":
+        line += byte
+    return line.decode("utf-8", "replace").strip()
+
+
+async def _read_byte() -> bytes:
+    """The next byte. The loop goes on meanwhile, so that Ctrl+C and the worker's end are noticed."""
+    descriptor, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    readable = asyncio.Event()
+    try:
+        loop.add_reader(descriptor, readable.set)
+    except PermissionError:  # a plain file: always readable
+        readable.set()
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
+    byte = os.read(descriptor, 1)
+    if not byte:
         raise RequestInvalid("The demo waits for a decision and its input has ended.", hint="Run it with --yes.")
-    return line.strip()
+    return byte

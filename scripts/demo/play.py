@@ -93,14 +93,15 @@ async def _tell_story(desk: Desk, stage: Stage, keyboard: Keyboard) -> int:
 
 
 def _announce(stage: Stage, out: Output) -> None:
-    if stage.scripted:
-        out.note(
-            "Model: a scripted one, registered with litellm as a custom provider. No API key is needed; set "
-            "TURNKEEPER_MODEL and its key to see a real model in its place.",
-            "dim",
-        )
-    else:
+    if not stage.scripted:
         out.note(f"Model: {stage.settings.model}", "dim")
+        return
+    missing = f" The key of {stage.unusable_model} is not set." if stage.unusable_model else ""
+    out.note(
+        f"Model: a scripted one, registered with litellm as a custom provider.{missing} No API key is needed; set "
+        "TURNKEEPER_MODEL and its key to see a real model in its place.",
+        "dim",
+    )
 
 
 @dataclass(slots=True)
@@ -132,7 +133,7 @@ class Player:
         return FAILED if status == "failed" else 0
 
     async def _decide(self, story: Word) -> str:
-        word = await asyncio.to_thread(self.keyboard.decide, story)
+        word = await self.keyboard.decide(story)
         decisions = [
             {"tool_call_id": a["tool_call_id"], "approved": word.approved, "feedback": word.feedback}
             for a in await self.desk.client.approvals(self.conversation_id)

@@ -41,12 +41,16 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where the demo plays. ``scripted``: no real model is set up."""
+    """Where the demo plays. ``unusable_model``: the one that the user has set up, but without its key."""
 
     settings: Settings
     cluster: Cluster
-    scripted: bool
     worker: Worker
+    unusable_model: str = ""
+
+    @property
+    def scripted(self) -> bool:
+        return self.settings.model == SCRIPTED_MODEL
 
 
 @asynccontextmanager
@@ -58,7 +62,7 @@ async def open_stage(*, fast: bool) -> AsyncIterator[Stage]:
     own = load_settings()
     home = own.home / "demo"
     home.mkdir(parents=True, exist_ok=True)
-    model = own.model if own.model and not _keys_missing(own.model) else SCRIPTED_MODEL
+    model = own.model if own.model and not _lacks_key(own.model) else SCRIPTED_MODEL
     settings = load_settings(
         home=home, redis_url=None, database_url=None, supabase_url=None, supabase_key=None, model=model, tools=TOOLS
     )
@@ -70,13 +74,13 @@ async def open_stage(*, fast: bool) -> AsyncIterator[Stage]:
         cluster = Cluster.fresh(home / "incident")
         await _stop_leftovers(settings)
         worker = await stack.enter_async_context(_worker(settings, cluster, fast=fast))
-        yield Stage(settings, cluster, model == SCRIPTED_MODEL, worker)
+        yield Stage(settings, cluster, worker, own.model if own.model != model else "")
 
 
-def _keys_missing(model: str) -> bool:
-    from worker.agent.model import missing_keys
+def _lacks_key(model: str) -> bool:
+    from worker.agent.model import missing_variables
 
-    return bool(missing_keys(model))
+    return any(name.endswith("_API_KEY") for name in missing_variables(model))
 
 
 async def _stop_leftovers(settings: Settings) -> None:

@@ -22,6 +22,11 @@ from shared.store.server import CALL_TIMEOUT_SECONDS, check_schema, error_of, la
 
 IDLE_SECONDS = 300.0  # an unused connection beyond the first is closed after so long
 
+_SESSION: dict[str, Any] = {
+    "autocommit": True,
+    "prepare_threshold": None,  # a prepared statement lives in one session, which PgBouncer shares
+    "application_name": "turnkeeper",
+}
 _NO_SCHEMA = (sqlstates.InvalidSchemaName, sqlstates.UndefinedFunction, sqlstates.UndefinedTable)
 
 
@@ -31,27 +36,24 @@ class PostgresStore(JsonStore):
     def __init__(self, settings: Settings, *, call_timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
         if settings.database_url is None:
             raise ConfigurationError("DATABASE_URL is not set.")
+        self._url = settings.database_url.get_secret_value()
         self._schema = settings.schema_name
         self._timeout = call_timeout_seconds
         self._pool = AsyncConnectionPool(
-            settings.database_url.get_secret_value(),
+            self._url,
             min_size=1,
             max_size=settings.database_pool_size,
             timeout=call_timeout_seconds,
             max_idle=IDLE_SECONDS,
             configure=_decode_with_orjson,
-            kwargs={
-                "autocommit": True,
-                "prepare_threshold": None,  # a prepared statement lives in one session, which PgBouncer shares
-                "connect_timeout": max(2, int(call_timeout_seconds)),
-                "application_name": "turnkeeper",
-            },
+            kwargs=_SESSION,
             open=False,
         )
 
     async def open(self) -> Self:
         """Connect and check the schema. Raises ``SchemaOutdated``, ``StoreUnavailable``."""
         try:
+            await self._probe()
             await self._pool.open()
             check_schema(await self._health())
         except BaseException:
@@ -61,6 +63,17 @@ class PostgresStore(JsonStore):
 
     async def close(self) -> None:
         await self._pool.close()
+
+    async def _probe(self) -> None:
+        """Connect once: the error says why it cannot, where the pool would only be late."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                connection = await psycopg.AsyncConnection.connect(self._url, **_SESSION)
+        except TimeoutError:
+            raise late(self._timeout) from None
+        except psycopg.Error as error:
+            raise error_of(None, " ".join(str(error).split()), None) from error
+        await connection.close()
 
     async def _health(self) -> dict[str, Any]:
         try:
@@ -86,11 +99,17 @@ class PostgresStore(JsonStore):
                 row = await cursor.fetchone()
         except TimeoutError:
             raise late(self._timeout) from None
+        except UnicodeEncodeError as error:  # a lone surrogate in a plain argument
+            raise error_of("22021", str(error), None) from error
         return row[0] if row is not None else None
 
 
 def _json(value: Any) -> Jsonb:
-    return Jsonb(value, dumps=orjson.dumps)
+    """Encoded here, so that what JSON cannot hold is told apart from other errors."""
+    try:
+        return Jsonb(orjson.dumps(value), dumps=bytes)
+    except orjson.JSONEncodeError as error:
+        raise error_of("22021", str(error), None) from error
 
 
 async def _decode_with_orjson(connection: psycopg.AsyncConnection[Any]) -> None:

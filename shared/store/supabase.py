@@ -16,6 +16,7 @@ from shared.store.json_store import JsonStore
 from shared.store.server import CALL_TIMEOUT_SECONDS, check_schema, error_of, late, schema_outdated
 
 _SCHEMA_NOT_EXPOSED = "PGRST106"
+_NOT_OUR_KEY = frozenset({"PGRST301", "PGRST302", "42501", "401", "403"})
 _NO_FUNCTION = frozenset({"PGRST202", "42883", "3F000"})
 
 
@@ -66,6 +67,11 @@ class SupabaseStore(JsonStore):
                 raise ConfigurationError(
                     f"The schema {self._schema!r} is not exposed by SUPABASE_URL. Nothing was started.",
                     hint="Run the migrations, then add it to the exposed schemas in the project's API settings.",
+                ) from None
+            if error.code in _NOT_OUR_KEY:
+                raise ConfigurationError(
+                    f"SUPABASE_KEY may not run the functions: {error.message}. Nothing was started.",
+                    hint="Set it to the project's service_role key.",
                 ) from None
             if error.code in _NO_FUNCTION:
                 raise schema_outdated(

@@ -247,6 +247,15 @@ async def test_the_crash_cap_closes_calls(talk: Talk) -> None:
     assert [c["state"] for c in claim.calls] == ["unknown", "superseded", "superseded"]
 
 
+async def test_a_question_closes_what_no_earlier_turn_came_to(talk: Talk) -> None:
+    await talk.ask("one")
+    lease = (await talk.claim()).lease
+    await talk.append(lease, 1, ai(1, call(1, gated=False)), answer(), finish=ANSWERED)
+    await talk.ask("two")
+    [row] = (await talk.claim()).calls
+    assert (row["state"], row["reason"]) == ("superseded", "superseded by a new request")
+
+
 async def test_a_release_is_not_a_crash(store: Store, talk: Talk) -> None:
     await talk.ask()
     for _ in range(3):

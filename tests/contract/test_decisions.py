@@ -345,6 +345,8 @@ async def test_a_frontend_result_nobody_waits_for(talk: Talk) -> None:
 async def test_frontend_calls_take_no_decisions_and_tools_no_frontend_results(talk: Talk) -> None:
     await _frontend_pause(talk, "f1")
     assert (await talk.decide(yes("f1", "t1"))).decisions == {"f1": "unknown"}
+    by_key = await talk.decide(yes("f1", None, turn=1, step=1, call_index=0), keys=True)
+    assert by_key.decisions == {"f1": "unknown"}
     await talk.ask("next")
     await talk.append((await talk.claim()).lease, 1, answer(), finish=failed())
     await talk.paused("c1")

@@ -42,6 +42,27 @@ async def test_renewing_tells_who_lost_and_who_shall_stop(store: Store) -> None:
     assert await store.renew([], 60) == Renewed(frozenset(), frozenset())
 
 
+async def test_renewing_an_ended_turn_rings_nobody(store: Store, talk: Talk) -> None:
+    await talk.ask()
+    lease = (await talk.claim()).lease
+    await talk.append(lease, 1, answer(), finish=ANSWERED)
+    before = await talk.turn(1)
+    assert await store.renew([lease.token], 0) == Renewed(frozenset(), frozenset())
+    assert await talk.turn(1) == before
+    assert await store.reap() == []
+
+
+async def test_a_zombie_whose_turn_was_given_up_has_lost_it(store: Store, talk: Talk) -> None:
+    await talk.ask()
+    zombie = (await talk.claim_expired()).lease
+    await talk.append(zombie, 1)
+    assert isinstance(await talk.try_claim(max_crashes=1), NotClaimed)
+    assert (await store.renew([zombie.token], 60)).lost == {zombie.token}
+    for batch in (1, 2):
+        with pytest.raises(LeaseLost):
+            await talk.append(zombie, batch)
+
+
 async def test_a_release_hands_the_turn_back_at_once(store: Store, talk: Talk) -> None:
     await talk.ask(queue="background")
     lease = (await talk.claim()).lease

@@ -1,4 +1,4 @@
-"""A real MCP server for tests, on the SDK's server side: ``mcp_server.py stdio`` or ``mcp_server.py http PORT [legacy]``.
+"""A real MCP server for tests, on the SDK's server side: ``mcp_server.py stdio`` or ``http PORT [legacy]``.
 
 ``legacy`` answers only the protocol versions with sessions. State is in the folder of ``MCP_TEST_FOLDER``: each run of
 ``record`` and ``lookup`` adds a line to ``runs``.

@@ -24,7 +24,7 @@ import psycopg
 import pytest
 
 from shared.settings import Settings
-from shared.store.migrate import migrate_postgres
+from shared.store.migrate_postgres import migrate_postgres
 from tests.support.prefix_proxy import PrefixProxy
 from tests.support.processes import Server, free_port
 

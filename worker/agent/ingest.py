@@ -82,7 +82,7 @@ def _replayable(raw: dict[str, Any], taken: set[str]) -> tuple[dict[str, Any], s
     identifier = str(raw.get("id") or "")
     if not identifier or identifier in taken:
         identifier = f"call_{uuid.uuid4().hex[:24]}"
-    function = dict(raw.get("function") or {})
+    function = dict(raw["function"]) if isinstance(raw.get("function"), dict) else {}
     parsed = parse_arguments(function.get("arguments"))
     function["name"] = str(function.get("name") or "unnamed")
     function["arguments"] = parsed.text

@@ -64,9 +64,9 @@ class AgentLoop:
                     self._guard.checkpoint()
                     return pause_for(waiting, run, self._toolbox, self._settings.approval_seconds)
                 continue
-            self._guard.checkpoint()
             if run.messages[-1].get("role") == "assistant":
                 return Answered(text_of(run.messages[-1]))
+            self._guard.checkpoint()
             await self._step()
 
     def _refuse_stale_decision(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import structlog
 
-from shared.errors import ModelError, ModelUnavailable
+from shared.errors import ConfigurationError, ModelError, ModelUnavailable
 from shared.settings import Settings
 from worker.agent.assembly import Assembly
 from worker.agent.base import Delta, ModelReply, ModelRequest, Usage
@@ -74,6 +74,23 @@ def import_litellm() -> Any:
     warnings.filterwarnings("ignore", message="Pydantic serializer warnings", category=UserWarning)
     install(litellm)
     return litellm
+
+
+def missing_variables(model: str) -> list[str]:
+    """The environment variables that litellm expects for a model and does not find. Values are not looked at.
+
+    A missing ``…_API_KEY`` means that calls will fail; others may have a default or another source (a local server, a
+    role of the machine). Raises ``ConfigurationError`` where litellm knows no provider for the name.
+    """
+    litellm = import_litellm()
+    try:
+        litellm.get_llm_provider(model=model)
+    except litellm.BadRequestError:
+        raise ConfigurationError(
+            f"TURNKEEPER_MODEL: litellm knows no provider for {model!r}.",
+            hint="Write it as provider/model, such as openai/gpt-4.1.",
+        ) from None
+    return list(litellm.validate_environment(model=model)["missing_keys"])
 
 
 @dataclass(slots=True)

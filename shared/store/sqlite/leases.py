@@ -84,7 +84,7 @@ def stop(tx: Transaction, p_conversation_id: str, p_turn: int | None = None) -> 
     if turn["status"] in ("pending", "running"):
         _flag(tx, turn, due=turn["status"] == "pending" and turn == lowest)
         return {"turn": turn["turn"], "effect": "flagged", "queue": turn["queue"]}
-    if turn["status"] != "awaiting_approval" or lowest is not None:
+    if turn["status"] != "awaiting_approval":
         return nothing
     stopped = {"status": "stopped", "finish_reason": "stopped", "stop_requested_at": tx.now}
     update(tx, "conversation_turns", stopped, conversation_id=conversation_id, turn=turn["turn"])

@@ -143,19 +143,16 @@ def _record(tx: Transaction, conversation: Row, request: Row) -> Row:
 
 def _decide(tx: Transaction, conversation: Row, turn: Row, request: Row) -> dict[str, str]:
     verdicts: dict[str, str] = {}
-    seen: list[Row] = []
     for decision in request.get("tool_decisions", ()):
-        if decision not in seen:  # the same twice is once
-            seen.append(decision)
-            verdict = decide(tx, conversation, turn["turn"], decision, request.get("user_id"))
-            _note(verdicts, decision["tool_call_id"], verdict)
+        verdict = decide(tx, conversation, turn["turn"], decision, request.get("user_id"))
+        _note(verdicts, decision["tool_call_id"], verdict)
     for result in request.get("frontend_tool_results", ()):
         _note(verdicts, result["tool_call_id"], record_frontend_result(tx, conversation, turn["turn"], result))
     return verdicts
 
 
 def _note(verdicts: dict[str, str], tool_call_id: str, verdict: str) -> None:
-    """Ids repeat across turns: of two verdicts under one id, the one that took effect is told."""
+    """Of several verdicts under one id (it repeats across turns, or the same was sent twice), tell what took effect."""
     if verdicts.get(tool_call_id) not in ("approved", "denied", "result_recorded"):
         verdicts[tool_call_id] = verdict
 

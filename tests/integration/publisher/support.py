@@ -11,7 +11,7 @@ from typing import Any
 from shared.events import EventDraft, Finish
 from shared.requests import parse_request, record_of
 from shared.settings import load_settings
-from shared.store.base import Claim, Lease
+from shared.store.base import Claim, Lease, Store
 from shared.store.sqlite import SqliteStore
 
 DONE = Finish("completed", "stop")
@@ -28,14 +28,14 @@ async def opened(home: Path) -> AsyncIterator[SqliteStore]:
         await store.close()
 
 
-async def ask(store: SqliteStore, conversation_id: str | None = None, text: str = "why?") -> str:
+async def ask(store: Store, conversation_id: str | None = None, text: str = "why?") -> str:
     fields: dict[str, Any] = {"ask": text}
     if conversation_id is not None:
         fields["conversation_id"] = conversation_id
     return (await store.submit(record_of(parse_request("ask", fields)))).conversation_id
 
 
-async def claim(store: SqliteStore, conversation_id: str, *, lease_seconds: float = 10) -> Lease:
+async def claim(store: Store, conversation_id: str, *, lease_seconds: float = 10) -> Lease:
     claimed = await store.claim(
         conversation_id, worker="w", claim_id=uuid.uuid4().hex, lease_seconds=lease_seconds, max_crashes=4
     )

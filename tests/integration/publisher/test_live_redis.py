@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,5 +312,9 @@ async def test_a_predicate_ends_the_following(tmp_path: Path) -> None:
         await ask(store, conversation, "and?")
         await ask(store, conversation, "well?")
         for after, last, seqs in ((0, 2, [1, 2]), (1, 3, [2, 3])):
-            rows = follow(store, None, conversation, after=after, until=lambda row, last=last: row["seq"] == last)
+            rows = follow(store, None, conversation, after=after, until=partial(_is_seq, last))
             assert brief(await collect(rows)) == seqs
+
+
+def _is_seq(seq: int, row: Row) -> bool:
+    return bool(row["seq"] == seq)

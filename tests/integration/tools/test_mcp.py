@@ -8,36 +8,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from shared.settings import load_settings
-from worker.agent.base import ToolContext, ToolResult
+from tests.support.tools import MemoryArtifacts, tool_context, until
+from worker.agent.base import ToolResult
 from worker.agent.tools import ToolRegistry, load_toolbox
 
 SERVER = Path(__file__).parents[2] / "support" / "mcp_server.py"
 PATIENCE_SECONDS = 15
-
-
-class Artifacts:
-    def __init__(self) -> None:
-        self.stored: dict[str, tuple[str, bytes]] = {}
-
-    async def put(self, name: str, media_type: str, content: bytes) -> str:
-        self.stored["a1"] = (media_type, content)
-        return "a1"
-
-    async def get(self, artifact_id: str) -> bytes | None:
-        found = self.stored.get(artifact_id)
-        return found[1] if found else None
-
-
-def context(seconds: float = 30, artifacts: Artifacts | None = None) -> ToolContext:
-    deadline = asyncio.get_running_loop().time() + seconds
-    return ToolContext("c", "a", None, 1, 1, 0, "call", "key", deadline, artifacts)
 
 
 @asynccontextmanager
@@ -59,12 +42,6 @@ mcp_servers:
     args: [{SERVER}, stdio]
     env: {{MCP_TEST_FOLDER: {folder}, API_TOKEN: "${{TEST_SECRET}}"}}
 {more}"""
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def runs(folder: Path) -> list[str]:
@@ -154,7 +131,7 @@ class TestStdio:
 
     async def test_environment_holds_no_secret_but_the_named_one(self, tmp_path: Path) -> None:
         async with opened(tmp_path, stdio(tmp_path)) as registry:
-            result = await registry.call("test__environment", {}, context())
+            result = await registry.call("test__environment", {}, tool_context())
             pid = result.data["pid"]
             assert os.getpgid(pid) == pid  # a group of its own
         assert result.data["environment"]["API_TOKEN"] == "s3cret"
@@ -162,51 +139,51 @@ class TestStdio:
         await until(lambda: not Path(f"/proc/{pid}").exists() if Path("/proc").exists() else not _alive(pid))
 
     async def test_results_and_failures(self, tmp_path: Path) -> None:
-        artifacts = Artifacts()
+        artifacts = MemoryArtifacts()
         async with opened(tmp_path, stdio(tmp_path)) as registry:
-            done = await registry.call("test__label", {"name": "x"}, context())
-            failed = await registry.call("test__broken", {}, context())
-            picture = await registry.call("test__picture", {}, context(artifacts=artifacts))
-            unkept = await registry.call("test__picture", {}, context())
+            done = await registry.call("test__label", {"name": "x"}, tool_context())
+            failed = await registry.call("test__broken", {}, tool_context())
+            picture = await registry.call("test__picture", {}, tool_context(artifacts=artifacts))
+            unkept = await registry.call("test__picture", {}, tool_context())
         assert (done.status, done.content) == ("done", "labelled x")
         assert failed.status == "failed"
         assert "the disk is full" in failed.content
         assert picture.images == ("artifact:a1;image/png",)
         assert "one pixel" in picture.content
-        assert artifacts.stored["a1"][1].startswith(b"\x89PNG")
+        assert artifacts.contents["a1"].startswith(b"\x89PNG")
         assert unkept.images == ()
         assert "could not be kept" in unkept.content
 
     async def test_a_side_effect_under_which_the_server_dies_is_unknown_and_not_repeated(self, tmp_path: Path) -> None:
         async with opened(tmp_path, stdio(tmp_path)) as registry:
-            result = await registry.call("test__record", {"exit_first": True}, context())
+            result = await registry.call("test__record", {"exit_first": True}, tool_context())
             assert result.status == "unknown"
             assert "may or may not" in result.content
-            again = await registry.call("test__record", {}, context())
+            again = await registry.call("test__record", {}, tool_context())
         assert again == ToolResult("done", "recorded", {"result": "recorded"})
         assert runs(tmp_path) == ["record", "record"]
 
     async def test_a_read_under_which_the_server_dies_is_sent_once_more(self, tmp_path: Path) -> None:
         async with opened(tmp_path, stdio(tmp_path)) as registry:
-            result = await registry.call("test__lookup", {"exit_once": True}, context())
+            result = await registry.call("test__lookup", {"exit_once": True}, tool_context())
         assert (result.status, result.content) == ("done", "looked up 2")
 
     async def test_an_idle_server_that_dies_is_noticed_and_started_again(self, tmp_path: Path) -> None:
         async with opened(tmp_path, stdio(tmp_path)) as registry:
-            first = (await registry.call("test__environment", {}, context())).data["pid"]
+            first = (await registry.call("test__environment", {}, tool_context())).data["pid"]
             os.kill(first, 9)
             await until(lambda: bool(registry.problems()))
             await until(lambda: not registry.problems())
-            second = (await registry.call("test__environment", {}, context())).data["pid"]
+            second = (await registry.call("test__environment", {}, tool_context())).data["pid"]
         assert second != first
 
     async def test_timeout(self, tmp_path: Path) -> None:
         more = "    tools: {record: {timeout_seconds: 0.5}}\n"
         async with opened(tmp_path, stdio(tmp_path, more)) as registry:
             started = time.monotonic()
-            result = await registry.call("test__record", {"seconds": 20}, context())
+            result = await registry.call("test__record", {"seconds": 20}, tool_context())
             elapsed = time.monotonic() - started
-            assert (await registry.call("test__label", {"name": "y"}, context())).status == "done"
+            assert (await registry.call("test__label", {"name": "y"}, tool_context())).status == "done"
         assert result.status == "unknown"
         assert elapsed < 3
 
@@ -215,6 +192,19 @@ class TestStdio:
         async with opened(tmp_path, yaml) as registry:
             assert registry.get("test__lookup") is not None
             assert [p for p in registry.problems() if p.startswith("mcp:absent: FileNotFoundError")]
+
+    async def test_a_server_cannot_take_the_name_of_a_local_tool(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "taken_tools.py").write_text(
+            "from worker.agent.tools import tool\n"
+            "@tool(name='test__lookup')\ndef mine() -> str:\n    'Mine.'\n    return 'mine'\n"
+        )
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        async with opened(tmp_path, "python: [taken_tools]" + stdio(tmp_path)) as registry:
+            assert (await registry.call("test__lookup", {}, tool_context())).content == "mine"
+            assert registry.problems() == ["mcp:test: 'test__lookup' is the name of another tool: left out"]
+            assert len([s for s in registry.specs() if s.name == "test__lookup"]) == 1
 
     async def test_what_a_server_says_before_it_dies_explains_why_it_is_down(self, tmp_path: Path) -> None:
         yaml = "mcp_servers:\n  dying: {command: sh, args: [-c, 'echo no licence >&2; exit 3']}\n"
@@ -225,36 +215,36 @@ class TestStdio:
 class TestHttp:
     async def test_call(self, http: HttpServer, tmp_path: Path) -> None:
         async with opened(tmp_path, http.yaml) as registry:
-            result = await registry.call("test__label", {"name": "x"}, context())
+            result = await registry.call("test__label", {"name": "x"}, tool_context())
         assert (result.status, result.content) == ("done", "labelled x")
 
     async def test_a_changed_list_is_taken_over(self, http: HttpServer, tmp_path: Path) -> None:
         async with opened(tmp_path, http.yaml) as registry:
             await asyncio.sleep(0.3)  # the stream of notifications opens after the session
             assert registry.get("test__grown") is None
-            await registry.call("test__grow", {}, context())
+            await registry.call("test__grow", {}, tool_context())
             await until(lambda: registry.get("test__grown") is not None)
-            result = await registry.call("test__grown", {}, context())
+            result = await registry.call("test__grown", {}, tool_context())
         assert result.content == "grown"
 
     async def test_a_restart_during_a_call_leaves_it_unknown(self, http: HttpServer, tmp_path: Path) -> None:
         async with opened(tmp_path, http.yaml) as registry:
-            call = asyncio.ensure_future(registry.call("test__record", {"seconds": 30}, context()))
+            call = asyncio.ensure_future(registry.call("test__record", {"seconds": 30}, tool_context()))
             await until(lambda: runs(tmp_path) == ["record"])
             http.kill()
             result = await asyncio.wait_for(call, PATIENCE_SECONDS)
             http.start()
-            after = await registry.call("test__label", {"name": "z"}, context())
+            after = await registry.call("test__label", {"name": "z"}, tool_context())
         assert result.status == "unknown"
         assert after.status == "done"
         assert runs(tmp_path) == ["record"]
 
     async def test_a_restart_between_calls_costs_a_read_nothing(self, http: HttpServer, tmp_path: Path) -> None:
         async with opened(tmp_path, http.yaml) as registry:
-            assert (await registry.call("test__lookup", {}, context())).status == "done"
+            assert (await registry.call("test__lookup", {}, tool_context())).status == "done"
             http.kill()
             http.start()  # a legacy client now holds a session that the server does not know: -32600
-            result = await registry.call("test__lookup", {}, context())
+            result = await registry.call("test__lookup", {}, tool_context())
         assert (result.status, result.content) == ("done", "looked up 2")
 
     async def test_a_server_that_comes_up_late(self, tmp_path: Path, port: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shared.errors import ContentRefused, StoreUnavailable
 from tests.integration.turn.conftest import Tools
 from tests.support.agent import Lab, call, raw_call, results_of, says
 
@@ -194,15 +195,30 @@ async def test_a_result_that_is_too_long_is_cut_and_kept_whole_as_an_artifact(la
     assert artifact.content.decode() == f"look {long}: ok"
 
 
-async def test_a_result_survives_a_store_that_does_not_take_its_artifact(lab: Lab, tools: Tools) -> None:
-    from shared.errors import StoreUnavailable
+async def test_a_long_result_waits_for_a_store_that_is_away(lab: Lab) -> None:
+    away = 2
 
+    async def fail(_: tuple[Any, ...]) -> None:
+        nonlocal away
+        if away:
+            away -= 1
+            raise StoreUnavailable("it is away")
+
+    await lab.ask()
+    process = lab.process([says(None, call("notify", text="x y " * 4000)), "Long."], tool_result_tokens=200)
+    process.store.before["put_artifact"] = fail
+    assert (await process.run()).status == "completed"
+    assert "read_artifact(" in results_of(process.model.requests[1])[0]
+
+
+async def test_a_result_survives_a_store_that_refuses_its_artifact(lab: Lab, tools: Tools) -> None:
     async def refuse(_: tuple[Any, ...]) -> None:
-        raise StoreUnavailable("too large")
+        raise ContentRefused("too large")
 
     await lab.ask()
     process = lab.process([says(None, call("notify", text="x y " * 4000)), "Long."], tool_result_tokens=200)
     process.store.before["put_artifact"] = refuse
     assert (await process.run()).status == "completed"
     assert await lab.states() == ["done"]
-    assert "was cut here" in results_of(process.model.requests[1])[0]
+    assert tools.ran[0].startswith("notify")
+    assert results_of(process.model.requests[1])[0].endswith("was cut here.]")

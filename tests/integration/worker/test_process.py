@@ -67,7 +67,9 @@ async def test_rq_worker_takes_the_usual_options(
 ) -> None:
     for _ in range(3):
         queue.enqueue(TURN)
-    process = rq_worker(start_process, redis_url, "--burst", "--max-jobs", "2", "--name", "w", "--verbose", "interactive")
+    process = rq_worker(
+        start_process, redis_url, "--burst", "--max-jobs", "2", "--name", "w", "--verbose", "interactive"
+    )
     _, log = await asyncio.to_thread(process.communicate, timeout=15)
     assert process.returncode == 0, log
     assert len(redis_client.lrange("marks", 0, -1)) == 2
@@ -77,12 +79,12 @@ async def test_the_scheduler_is_refused(start_process: WorkerProcess, redis_url:
     process = rq_worker(start_process, redis_url, "--with-scheduler", "interactive")
     _, errors = await asyncio.to_thread(process.communicate, timeout=15)
     assert process.returncode == 2
-    assert errors.splitlines() == [
-        "turnkeeper: This worker does not run RQ's scheduler. Leave out --with-scheduler."
-    ]
+    assert errors.splitlines() == ["turnkeeper: This worker does not run RQ's scheduler. Leave out --with-scheduler."]
 
 
-async def test_a_name_that_is_taken_is_refused(start_process: WorkerProcess, redis_url: str, redis_client: Redis) -> None:
+async def test_a_name_that_is_taken_is_refused(
+    start_process: WorkerProcess, redis_url: str, redis_client: Redis
+) -> None:
     redis_client.hset("rq:worker:w", "birth", "2026-01-01T00:00:00.000000Z")
     process = rq_worker(start_process, redis_url, "--name", "w", "interactive")
     _, errors = await asyncio.to_thread(process.communicate, timeout=15)
@@ -106,7 +108,9 @@ async def test_an_unreachable_redis_ends_the_start(start_process: WorkerProcess,
     assert line.startswith("turnkeeper: Redis did not answer while connecting")
 
 
-async def test_a_stock_worker_says_which_worker_to_use(start_process: WorkerProcess, redis_url: str, queue: Queue) -> None:
+async def test_a_stock_worker_says_which_worker_to_use(
+    start_process: WorkerProcess, redis_url: str, queue: Queue
+) -> None:
     job = queue.enqueue("worker.jobs.ask", ask="?")
     process = start_process("-m", "rq.cli", "worker", "--burst", "-S", "json", "-u", redis_url, "interactive")
     await asyncio.to_thread(process.communicate, timeout=20)

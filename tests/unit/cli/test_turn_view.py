@@ -60,6 +60,19 @@ def test_text_that_overtakes_a_calls_events_waits_for_them(capsys: pytest.Captur
     assert screen(rows, capsys) == ["I look.", '→ get_pods(app="web")', "It is up."]
 
 
+def test_text_that_overtakes_a_whole_step_waits_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        delta(1, "I lo"),
+        delta(2, "It is "),
+        delta(2, "up."),
+        message(1, "I look.", 2, tool_calls=[CALL]),
+        STARTED,
+        RESULT,
+        message(2, "It is up.", 5),
+    ]
+    assert screen(rows, capsys) == ["I look.", '→ get_pods(app="web")', "It is up."]
+
+
 def test_text_behind_a_decision_waits_for_the_decided_calls_result(capsys: pytest.CaptureFixture[str]) -> None:
     asked = row("user_message", 1, kind="tool_decisions", decisions={"c1": "denied", "c9": "unknown"})
     denied = row(

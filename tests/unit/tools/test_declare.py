@@ -16,6 +16,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from shared.errors import ToolDefinitionError
+from tests.support.tools import tool_context
 from worker.agent.base import ToolContext, ToolResult
 from worker.agent.tools import ToolRegistry, tool
 from worker.agent.tools.declare import FunctionTool
@@ -30,10 +31,6 @@ class Size(enum.Enum):
 class Selector(BaseModel):
     labels: dict[str, str] = {}
     size: Size = Size.SMALL
-
-
-def context(seconds: float = 30) -> ToolContext:
-    return ToolContext("conv", "acc", "user", 1, 2, 3, "id", "conv:1:2:3", asyncio.get_running_loop().time() + seconds)
 
 
 def registry(*functions: Callable[..., Any], threads: int = 4) -> ToolRegistry:
@@ -77,7 +74,7 @@ async def test_arguments_arrive_as_types() -> None:
     tools = registry(find_pods)
     arguments = {"namespace": "x", "selector": {"size": "large"}, "copy": True}
     assert tools.invalid("find_pods", arguments) is None
-    result = await tools.call("find_pods", arguments, context())
+    result = await tools.call("find_pods", arguments, tool_context())
     assert result.data == {
         "namespace": "x",
         "selector": {"labels": {}, "size": "large"},
@@ -89,7 +86,7 @@ async def test_arguments_arrive_as_types() -> None:
 
 async def test_unknown_tools_are_answered_with_the_names_there_are() -> None:
     tools = registry(find_pods)
-    for text in (tools.invalid("find_pod", {}), (await tools.call("find_pod", {}, context())).content):
+    for text in (tools.invalid("find_pod", {}), (await tools.call("find_pod", {}, tool_context())).content):
         assert text is not None
         assert "no tool 'find_pod'" in text
         assert "find_pods" in text
@@ -174,7 +171,7 @@ async def test_context_is_given_and_hidden() -> None:
 
     tools = registry(charge)
     assert list(tools.specs()[0].parameters["properties"]) == ["amount"]
-    assert (await tools.call("charge", {"amount": 5}, context())).content == "5 under conv:1:2:3"
+    assert (await tools.call("charge", {"amount": 5}, tool_context())).content == "5 under conv:1:2:3"
     assert tools.invalid("charge", {"amount": 5, "call": {}}) is not None
 
 
@@ -190,7 +187,7 @@ async def test_what_a_tool_raises_is_a_failed_result(error: BaseException, async
         raise error
 
     tools = registry(tool(name="t")(async_tool if asynchronous else sync_tool))
-    result = await tools.call("t", {}, context())
+    result = await tools.call("t", {}, tool_context())
     assert result.status == "failed"
     assert type(error).__name__ in result.content
     assert "Traceback" not in result.content
@@ -203,7 +200,7 @@ async def test_a_tool_that_cancels_itself_fails() -> None:
         """Cancel."""
         raise asyncio.CancelledError
 
-    assert (await registry(odd).call("odd", {}, context())).status == "failed"
+    assert (await registry(odd).call("odd", {}, tool_context())).status == "failed"
 
 
 @pytest.fixture
@@ -230,7 +227,7 @@ async def test_a_call_out_of_time_is_given_up(
 
     tools = registry(tool(risk=risk, name="t", timeout_seconds=0.1)(async_tool if asynchronous else sync_tool))
     started = time.monotonic()
-    result = await tools.call("t", {}, context())
+    result = await tools.call("t", {}, tool_context())
     assert time.monotonic() - started < 2
     assert result.status == status
     assert "0.1 s" in result.content
@@ -254,7 +251,7 @@ async def test_an_async_tool_that_ignores_cancellation_is_left_behind() -> None:
             ended.set()
 
     started = time.monotonic()
-    result = await registry(stubborn).call("stubborn", {}, context())
+    result = await registry(stubborn).call("stubborn", {}, tool_context())
     assert result.status == "unknown"
     assert time.monotonic() - started < 2.5
     await asyncio.wait_for(ended.wait(), 10)
@@ -267,8 +264,8 @@ async def test_the_turns_deadline_bounds_a_call(gate: threading.Event) -> None:
         gate.wait(20)
 
     tools = registry(slow)
-    assert (await tools.call("slow", {}, context(0.1))).status == "unknown"
-    late = await tools.call("slow", {}, context(-1))
+    assert (await tools.call("slow", {}, tool_context(0.1))).status == "unknown"
+    late = await tools.call("slow", {}, tool_context(-1))
     assert late.status == "failed"
     assert "Not executed" in late.content
 
@@ -283,12 +280,12 @@ async def test_threads_that_were_given_up_keep_their_place(gate: threading.Event
         gate.wait(20)
 
     tools = registry(slow, threads=1)
-    assert (await tools.call("slow", {"number": 1}, context())).status == "unknown"
-    busy = await tools.call("slow", {"number": 2}, context())
+    assert (await tools.call("slow", {"number": 1}, tool_context())).status == "unknown"
+    busy = await tools.call("slow", {"number": 2}, tool_context())
     assert busy.status == "failed"  # it never began, so nothing is unknown
     assert "Not executed" in busy.content
     gate.set()
-    assert (await tools.call("slow", {"number": 3}, context())).status == "done"
+    assert (await tools.call("slow", {"number": 3}, tool_context())).status == "done"
     assert ran == [1, 3]
 
 
@@ -304,7 +301,7 @@ async def test_cancelling_a_call_stops_an_async_tool() -> None:
         finally:
             cancelled.set()
 
-    call = asyncio.ensure_future(registry(slow).call("slow", {}, context()))
+    call = asyncio.ensure_future(registry(slow).call("slow", {}, tool_context()))
     await begun.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -325,7 +322,7 @@ async def test_context_variables_and_threads() -> None:
             threading.current_thread().daemon,
         ]
 
-    assert (await registry(where).call("where", {}, context())).data == ["bound", False, True]
+    assert (await registry(where).call("where", {}, tool_context())).data == ["bound", False, True]
 
 
 async def test_sync_tools_run_side_by_side() -> None:
@@ -337,7 +334,7 @@ async def test_sync_tools_run_side_by_side() -> None:
         return barrier.wait()
 
     tools = registry(meet, threads=4)
-    results = await asyncio.gather(*(tools.call("meet", {}, context()) for _ in range(4)))
+    results = await asyncio.gather(*(tools.call("meet", {}, tool_context()) for _ in range(4)))
     assert sorted(result.data for result in results) == [0, 1, 2, 3]
 
 
@@ -347,7 +344,7 @@ async def test_a_tool_may_return_a_result_of_its_own() -> None:
         """Return."""
         return ToolResult("failed", "said so\x00", {"status": "no"}, ("artifact:1;image/png",))
 
-    assert await registry(own).call("own", {}, context()) == ToolResult(
+    assert await registry(own).call("own", {}, tool_context()) == ToolResult(
         "failed", "said so", {"status": "no"}, ("artifact:1;image/png",)
     )
 

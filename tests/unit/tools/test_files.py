@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.agent.base import ToolContext, ToolResult
+from tests.support.tools import MemoryArtifacts, tool_context
+from worker.agent.base import ToolResult
 from worker.agent.tools import ToolRegistry
 from worker.agent.tools.declare import FunctionTool
 from worker.agent.tools.files import read_artifact_tool, read_file_tool
@@ -21,32 +22,17 @@ from worker.agent.tools.results import estimate_tokens
 from worker.agent.tools.threads import ToolThreads
 
 
-class Artifacts:
-    def __init__(self, stored: dict[str, bytes]) -> None:
-        self._stored = stored
-
-    async def put(self, name: str, media_type: str, content: bytes) -> str:
-        raise NotImplementedError
-
-    async def get(self, artifact_id: str) -> bytes | None:
-        return self._stored.get(artifact_id)
-
-
 async def read(roots: list[Path], budget: int = 7_000, **arguments: Any) -> ToolResult:
     tools = ToolRegistry([FunctionTool(read_file_tool(roots, budget), ToolThreads(2))])
     wrong = tools.invalid("read_file", arguments)
     assert wrong is None
-    return await tools.call("read_file", arguments, _context(None))
+    return await tools.call("read_file", arguments, tool_context())
 
 
 async def artifact(stored: dict[str, bytes], budget: int = 7_000, **arguments: Any) -> ToolResult:
     tools = ToolRegistry([FunctionTool(read_artifact_tool(budget), ToolThreads(2))])
     assert tools.invalid("read_artifact", arguments) is None
-    return await tools.call("read_artifact", arguments, _context(Artifacts(stored)))
-
-
-def _context(artifacts: Artifacts | None) -> ToolContext:
-    return ToolContext("c", "a", None, 1, 1, 0, "i", "k", asyncio.get_running_loop().time() + 10, artifacts)
+    return await tools.call("read_artifact", arguments, tool_context(artifacts=MemoryArtifacts(**stored)))
 
 
 @pytest.fixture

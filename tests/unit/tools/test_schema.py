@@ -36,6 +36,8 @@ def test_names_that_providers_refuse(name: str) -> None:
         (obj(a={"$ref": "http://example.com/x"}), "outside itself"),
         (obj(a={"items": {"$ref": "file:///etc/passwd"}}), "outside itself"),
         (obj(a={"$ref": "#/$defs/none"}), "does not have"),
+        (obj(a={"$dynamicRef": "#x"}), "$dynamicRef"),
+        (obj(a={"patternProperties": {"(": {}}}), "pattern '('"),
         (obj(**{"a b": {}}), "'a b'"),
         (obj(a=obj(ä={})), "'ä' at /properties/a"),
         (obj(**{"x" * 65: {}}), "name that providers refuse"),
@@ -77,6 +79,26 @@ def test_a_recursive_schema_keeps_its_references() -> None:
     checked = checked_parameters("t", schema)
     assert invalid_arguments(checked, {"tree": {"child": {"child": {}}}}) is None
     assert invalid_arguments(checked, {"tree": {"child": {"child": 1}}}) is not None
+
+
+def test_hostile_schemas_cost_little() -> None:
+    doubling: dict[str, Any] = {
+        f"D{n}": obj(a={"$ref": f"#/$defs/D{n + 1}"}, b={"$ref": f"#/$defs/D{n + 1}"}) for n in range(40)
+    }
+    schema = {**obj(a={"$ref": "#/$defs/D0"}), "$defs": {**doubling, "D40": {"type": "string"}}}
+    checked = checked_parameters("t", schema)
+    assert invalid_arguments(checked, {"a": {"a": 1}}) is not None
+    deep: dict[str, Any] = {}
+    for _ in range(5_000):
+        deep = obj(a=deep)
+    with pytest.raises(ToolDefinitionError, match="nested too deeply"):
+        checked_parameters("t", deep)
+
+
+def test_a_pattern_that_only_javascript_reads_is_left_to_the_tool() -> None:
+    checked = checked_parameters("t", obj(a={"type": "string", "pattern": r"^\p{L}+$"}, b={"pattern": "^x"}))
+    assert invalid_arguments(checked, {"a": "word"}) is None
+    assert "b: expected pattern" in str(invalid_arguments(checked, {"a": "word", "b": "y"}))
 
 
 @pytest.mark.parametrize(

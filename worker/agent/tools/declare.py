@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Annotated, Any, Final, TypeVar, overload
 
+import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
@@ -40,6 +41,8 @@ _MARK: Final = "__turnkeeper_tool__"
 _CLEANUP_SECONDS: Final = 1.0  # for an async tool to leave after its timeout
 _RISKS: Final = typing.get_args(Risk)
 _APPROVALS: Final = typing.get_args(ApprovalPolicy)
+
+log = structlog.get_logger(__name__)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -107,7 +110,7 @@ class _Plain(GenerateJsonSchema):
 class FunctionTool:
     """A decorated function, ready to run. Raises ``ToolDefinitionError`` where it cannot be a tool."""
 
-    def __init__(self, function: Callable[..., Any], threads: ToolThreads) -> None:
+    def __init__(self, function: Callable[..., Any], threads: ToolThreads, source: str = "python") -> None:
         declaration: Declaration = getattr(function, _MARK)
         name = declaration.name or function.__name__
         check_name(name)
@@ -123,7 +126,7 @@ class FunctionTool:
             risk=declaration.risk,
             approval=declaration.approval or default_approval(declaration.risk),
             timeout_seconds=declaration.timeout_seconds,
-            source="python",
+            source=source,
         )
         if not self.spec.description:
             raise _refused(name, "it has no docstring to describe it")
@@ -156,6 +159,8 @@ class FunctionTool:
     async def _in_thread(self, work: Callable[[], Any], seconds: float) -> ToolResult:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
+        if self._threads.saturated:
+            log.warning("tool_threads_busy", tool=self.spec.name)
         try:
             async with asyncio.timeout_at(end):
                 future = await self._threads.start(self.spec.name, work)

@@ -138,6 +138,7 @@ class McpServer:
         self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
         self._on_change: Callable[[], None] = lambda: None
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
 
     def start(self, on_change: Callable[[], None]) -> None:
         """Begin to connect; ``on_change`` is called whenever ``tools()`` has."""
@@ -154,6 +155,7 @@ class McpServer:
         """End the session and the server's process. Raises nothing."""
         if self._task is None:
             return
+        self._closing = True
         self._task.cancel()
         _, late = await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
         if late:
@@ -175,7 +177,7 @@ class McpServer:
 
     async def _keep_connected(self) -> None:
         delay = _FIRST_DELAY_SECONDS
-        while True:
+        while not self._closing:
             self._last_words.clear()
             try:
                 async with self._open() as session:

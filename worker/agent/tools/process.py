@@ -86,7 +86,7 @@ async def run_group(
     finally:
         os.close(theirs)
     output = HeadAndTail(output_bytes)
-    reading = asyncio.ensure_future(_read(ours, output))
+    reading = asyncio.create_task(_read(ours, output))
     try:
         status = await _wait(process, seconds)
     finally:
@@ -95,13 +95,12 @@ async def run_group(
     return Ended(status, output.text(), output.left_out)
 
 
-async def _settle(process: asyncio.subprocess.Process, reading: asyncio.Future[None]) -> None:
+async def _settle(process: asyncio.subprocess.Process, reading: asyncio.Task[None]) -> None:
     """See the killed process off, and read what is still in the pipe; one that left the group may hold it open."""
-    reaping = asyncio.ensure_future(process.wait())
-    _, late = await asyncio.wait({reading, reaping}, timeout=_SETTLE_SECONDS)
-    for task in late:
-        task.cancel()
-    if reading not in late:
+    reaping = asyncio.create_task(process.wait())
+    await asyncio.wait((reading, reaping), timeout=_SETTLE_SECONDS)
+    reaping.cancel()
+    if not reading.cancel():
         reading.result()
 
 

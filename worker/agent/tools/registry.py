@@ -61,8 +61,9 @@ class ToolRegistry:
             server.start(self._gather)
         if self._servers:
             await asyncio.gather(*(server.first_answer(wait_seconds) for server in self._servers))
-        for problem in self.problems():
-            log.warning("tools_missing", problem=problem)
+        for server in self._servers:
+            if missing := server.problems():
+                log.warning("mcp_tools_missing", server=server.name, problems=len(missing))
         return self
 
     async def close(self) -> None:
@@ -140,8 +141,8 @@ def load_toolbox(settings: Settings) -> ToolRegistry:
         tools.append(_shell(settings.tools, file))
     if file.read_file.enabled:
         roots = [_folder(settings.tools, file, "read_file.roots", root) for root in file.read_file.roots]
-        tools.append(FunctionTool(read_file_tool(roots, budget), threads))
-    tools.append(FunctionTool(read_artifact_tool(budget), threads))
+        tools.append(FunctionTool(read_file_tool(roots, budget), threads, "builtin"))
+    tools.append(FunctionTool(read_artifact_tool(budget), threads, "builtin"))
     declared: dict[int, Any] = {}  # by identity: a module may import another one's tools
     for module in file.python:
         declared.update((id(function), function) for function in _functions_of(settings.tools, file, module))

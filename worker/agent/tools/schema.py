@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import orjson
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, FormatChecker, validators
 from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 
@@ -27,6 +27,7 @@ _NOT_AT_TOP: Final = ("oneOf", "anyOf", "allOf", "not", "enum", "const", "if", "
 _ERRORS_TOLD: Final = 5
 _SHOWN_CHARACTERS: Final = 200
 _VALIDATORS_KEPT: Final = 1_024
+_INLINED_NODES: Final = 5_000  # of one schema without references; references to references grow exponentially
 
 # Where schemas stand inside a schema: under these keys directly, in a list, or as the values of an object.
 _DIRECT: Final = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
@@ -45,21 +46,25 @@ def checked_parameters(name: str, schema: Any) -> dict[str, Any]:
     insist on filled in where the meaning stays. Raises ``ToolDefinitionError`` where it would not."""
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise _refused(name, "its parameters must be a JSON Schema of type object")
-    schema = clean({k: v for k, v in schema.items() if k != "$schema"})
     try:
-        Draft202012Validator.check_schema(schema)
+        return _checked(name, clean({k: v for k, v in schema.items() if k != "$schema"}))
+    except RecursionError:
+        raise _refused(name, "its schema is nested too deeply") from None
+
+
+def _checked(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    try:
+        # Without formats: a regular expression may be JavaScript's, which is no reason to lose a tool.
+        Draft202012Validator.check_schema(schema, format_checker=FormatChecker(()))
     except SchemaError as error:
         place = "/".join(map(str, error.absolute_path)) or "the top"
         raise _refused(name, f"its schema is wrong at {place}: {error.message[:_SHOWN_CHARACTERS]}") from None
-    for place, reference in _references(schema, ""):
-        if not reference.startswith("#"):
-            raise _refused(name, f"its schema refers to {reference!r} at {place}, outside itself")
+    _check_references(name, schema, "")
     schema = _inlined(name, schema)
     wrong = next((key for key in _NOT_AT_TOP if key in schema), None)
     if wrong is not None:
         raise _refused(name, f"its schema has {wrong!r} at the top, which providers refuse")
-    schema = {**schema, "type": "object", "properties": schema.get("properties", {})}
-    return _filled(name, schema, "")
+    return _filled(name, {**schema, "type": "object", "properties": schema.get("properties", {})}, "")
 
 
 def invalid_arguments(parameters: dict[str, Any], arguments: dict[str, Any]) -> str | None:
@@ -73,10 +78,25 @@ def invalid_arguments(parameters: dict[str, Any], arguments: dict[str, Any]) -> 
     return f"Arguments do not fit the tool, nothing was executed: {told}{more}."
 
 
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """``pattern`` as the standard has it, but one that only JavaScript can read is left to the tool."""
+    try:
+        matches = not isinstance(instance, str) or re.search(pattern, instance)
+    except re.error:
+        return
+    if not matches:
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+_Validator: Final[Any] = validators.extend(  # type: ignore[no-untyped-call]
+    Draft202012Validator, {"pattern": _pattern}
+)
+
+
 @lru_cache(maxsize=_VALIDATORS_KEPT)
-def _validator(parameters: bytes) -> Draft202012Validator:
+def _validator(parameters: bytes) -> Any:
     # An empty registry: a reference must never be fetched from anywhere.
-    return Draft202012Validator(orjson.loads(parameters), registry=Registry())
+    return _Validator(orjson.loads(parameters), registry=Registry())
 
 
 def _refused(name: str, reason: str) -> ToolDefinitionError:
@@ -93,43 +113,59 @@ def _children(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield from ((f"{key}/{k}", child) for k, child in schema.get(key, {}).items())
 
 
-def _references(schema: Any, place: str) -> Iterator[tuple[str, str]]:
+def _check_references(name: str, schema: Any, place: str) -> None:
+    """No reference may lead out of the schema, or depend on who reads it; keys that are patterns must be readable."""
     if not isinstance(schema, dict):
         return
-    if isinstance(schema.get("$ref"), str):
-        yield place or "the top", schema["$ref"]
+    if not str(schema.get("$ref", "#")).startswith("#"):
+        raise _refused(name, f"its schema refers to {schema['$ref']!r} at {place or 'the top'}, outside itself")
+    if "$dynamicRef" in schema:
+        raise _refused(name, f"its schema uses $dynamicRef at {place or 'the top'}")
+    for pattern in schema.get("patternProperties", ()):
+        try:
+            re.compile(pattern)
+        except re.error:
+            raise _refused(name, f"the pattern {pattern!r} at {place or 'the top'} cannot be read") from None
     for key, child in _children(schema):
-        yield from _references(child, f"{place}/{key}")
+        _check_references(name, child, f"{place}/{key}")
 
 
 def _inlined(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """``schema`` without ``$defs`` and local references; unchanged where it is recursive and has no other form."""
+    """``schema`` without ``$defs`` and local references; unchanged where it is recursive or would grow without
+    measure."""
+    budget = iter(range(_INLINED_NODES))
     try:
-        inlined = _resolve(name, schema, schema, ())
-    except RecursionError:
+        inlined = _resolve(name, schema, schema, (), budget)
+    except _NoPlainForm:
         return schema
     return {k: v for k, v in inlined.items() if k not in ("$defs", "definitions")}
 
 
-def _resolve(name: str, node: Any, root: dict[str, Any], seen: tuple[str, ...]) -> Any:
+class _NoPlainForm(Exception):
+    """A schema that cannot be written without references."""
+
+
+def _resolve(name: str, node: Any, root: dict[str, Any], seen: tuple[str, ...], budget: Iterator[int]) -> Any:
     if not isinstance(node, dict):
         return node
+    if next(budget, None) is None:
+        raise _NoPlainForm
     out = dict(node)
     reference = out.pop("$ref", None)
     if reference is not None:
         if reference in seen:
-            raise RecursionError(reference)
-        target = _resolve(name, _target(name, root, reference), root, (*seen, reference))
+            raise _NoPlainForm
+        target = _resolve(name, _target(name, root, reference), root, (*seen, reference), budget)
         out = {**target, **out} if isinstance(target, dict) else out
     for key in _DIRECT:
         if key in out:
-            out[key] = _resolve(name, out[key], root, seen)
+            out[key] = _resolve(name, out[key], root, seen, budget)
     for key in _LISTS:
         if key in out:
-            out[key] = [_resolve(name, child, root, seen) for child in out[key]]
+            out[key] = [_resolve(name, child, root, seen, budget) for child in out[key]]
     for key in ("properties", "patternProperties", "dependentSchemas"):
         if key in out:
-            out[key] = {k: _resolve(name, child, root, seen) for k, child in out[key].items()}
+            out[key] = {k: _resolve(name, child, root, seen, budget) for k, child in out[key].items()}
     return out
 
 

@@ -98,11 +98,12 @@ CREATE TABLE turnkeeper.conversation_events (
     PRIMARY KEY (conversation_id, seq)
 );
 
--- The latest snapshot of a conversation, and those whose messages a newer one makes superfluous.
+-- The latest snapshot of a conversation, and those that still hold messages (found without unpacking them).
 CREATE INDEX events_snapshots ON turnkeeper.conversation_events (conversation_id, seq) WHERE event IN
     ('answer_end', 'approval_required', 'history_compacted', 'ai_answer_end', 'conversation_history_compacted');
-CREATE INDEX events_droppable ON turnkeeper.conversation_events (conversation_id, seq)
-    WHERE event IN ('answer_end', 'approval_required', 'ai_answer_end') AND data ? 'messages';
+CREATE INDEX events_with_messages ON turnkeeper.conversation_events (conversation_id, seq) WHERE event IN
+    ('answer_end', 'approval_required', 'history_compacted', 'ai_answer_end', 'conversation_history_compacted')
+    AND data ? 'messages';
 
 CREATE TABLE turnkeeper.tool_calls (
     conversation_id       uuid NOT NULL REFERENCES turnkeeper.conversations ON DELETE CASCADE,

@@ -38,8 +38,11 @@ BEGIN
 END
 $$;
 
--- What hydration needs of turn t: one round trip instead of six.
-CREATE FUNCTION turnkeeper.hydration(c turnkeeper.conversations, t turnkeeper.conversation_turns) RETURNS jsonb
+-- The answer to a claim that got turn t, with all that hydration needs, so that it is one round trip. JSON as text,
+-- since building jsonb would take a large snapshot apart and put it together again at every level.
+CREATE FUNCTION turnkeeper.lease_answer(
+    c turnkeeper.conversations, t turnkeeper.conversation_turns, p_submitted jsonb, p_ended jsonb
+) RETURNS json
 LANGUAGE plpgsql STABLE SET search_path = turnkeeper, pg_temp SET timezone = 'UTC' AS $$
 DECLARE
     s conversation_events;
@@ -48,22 +51,23 @@ BEGIN
      WHERE e.conversation_id = t.conversation_id AND e.event IN
            ('answer_end', 'approval_required', 'history_compacted', 'ai_answer_end', 'conversation_history_compacted')
      ORDER BY e.seq DESC LIMIT 1;
-    RETURN jsonb_build_object(
-        'conversation', to_jsonb(c),
-        'turn', to_jsonb(t),
-        'snapshot', CASE WHEN s.seq IS NOT NULL THEN to_jsonb(s) END,
-        'turns', (SELECT coalesce(jsonb_agg(jsonb_build_object('turn', x.turn, 'kind', x.kind, 'request', x.request)
-                                            ORDER BY x.turn), '[]')
+    RETURN json_build_object(
+        'result', 'lease', 'now', now(), 'submitted', p_submitted, 'ended', p_ended,
+        'conversation', to_json(c),
+        'turn', to_json(t),
+        'snapshot', CASE WHEN s.seq IS NOT NULL THEN to_json(s) END,
+        'turns', (SELECT coalesce(json_agg(json_build_object('turn', x.turn, 'kind', x.kind, 'request', x.request)
+                                           ORDER BY x.turn), '[]')
                     FROM conversation_turns x WHERE x.conversation_id = t.conversation_id
                      AND x.turn > coalesce(s.turn, 0) AND x.turn <= t.turn),
-        'events', (SELECT coalesce(jsonb_agg(to_jsonb(e) ORDER BY e.seq), '[]')
+        'events', (SELECT coalesce(json_agg(to_json(e) ORDER BY e.seq), '[]')
                      FROM conversation_events e WHERE e.conversation_id = t.conversation_id
                       AND e.seq > coalesce(s.seq, 0) AND e.turn BETWEEN coalesce(s.turn, 0) AND t.turn
                       AND e.event IN ('ai_message', 'tool_call_result', 'tool_calling_result')),
-        'calls', (SELECT coalesce(jsonb_agg(to_jsonb(k) ORDER BY k.turn, k.step, k.call_index), '[]')
+        'calls', (SELECT coalesce(json_agg(to_json(k) ORDER BY k.turn, k.step, k.call_index), '[]')
                     FROM tool_calls k WHERE k.conversation_id = t.conversation_id AND k.turn <= t.turn
                      AND k.result_seq IS NULL),
-        'rules', (SELECT coalesce(jsonb_agg(to_jsonb(r) ORDER BY r.rule_id), '[]')
+        'rules', (SELECT coalesce(json_agg(to_json(r) ORDER BY r.rule_id), '[]')
                     FROM approval_rules r WHERE r.account_id = c.account_id
                      AND (r.scope = 'account' OR r.scope = 'user' AND r.user_id = c.user_id
                           OR r.scope = 'conversation' AND r.conversation_id = c.conversation_id)));
@@ -73,17 +77,17 @@ $$;
 CREATE FUNCTION turnkeeper.claim(
     p_conversation_id uuid, p_worker text, p_claim_id text, p_lease_seconds double precision, p_max_crashes integer,
     p_request jsonb DEFAULT NULL, p_artifacts jsonb DEFAULT '[]'
-) RETURNS jsonb
+) RETURNS json
 LANGUAGE plpgsql SET search_path = turnkeeper, pg_temp SET timezone = 'UTC' AS $$
 DECLARE
     v_lease_end timestamptz := now() + make_interval(secs => p_lease_seconds);
-    v_answer jsonb := jsonb_build_object('now', now(), 'submitted', NULL);
+    v_submitted jsonb;
     v_ended jsonb := '[]';
     c conversations;
     t conversation_turns;
 BEGIN
     IF p_request IS NOT NULL THEN
-        v_answer := v_answer || jsonb_build_object('submitted', submit(p_request, p_artifacts));
+        v_submitted := submit(p_request, p_artifacts);
     END IF;
     SELECT * INTO c FROM conversations WHERE conversation_id = p_conversation_id FOR UPDATE;
     IF NOT FOUND THEN
@@ -98,7 +102,7 @@ BEGIN
                 UPDATE conversations SET next_ring_at = NULL, status = conversation_status(p_conversation_id)
                  WHERE conversation_id = p_conversation_id;
             END IF;
-            RETURN v_answer || jsonb_build_object('result', 'idle', 'ended', v_ended);
+            RETURN json_build_object('result', 'idle', 'now', now(), 'submitted', v_submitted, 'ended', v_ended);
         END IF;
         IF t.status = 'running' AND t.claim_id = p_claim_id THEN  -- the reply to this claim was lost
             UPDATE conversation_turns x SET lease_expires_at = v_lease_end
@@ -106,7 +110,7 @@ BEGIN
             EXIT;
         END IF;
         IF t.status = 'running' AND t.lease_expires_at > now() THEN
-            RETURN v_answer || jsonb_build_object('result', 'busy', 'ended', v_ended);
+            RETURN json_build_object('result', 'busy', 'now', now(), 'submitted', v_submitted, 'ended', v_ended);
         END IF;
         IF t.status = 'running' THEN
             t.crashes := t.crashes + 1;
@@ -137,7 +141,7 @@ BEGIN
 
     UPDATE conversations x SET status = 'running', next_ring_at = v_lease_end, ring_backoff_seconds = 5, updated_at = now()
      WHERE x.conversation_id = p_conversation_id RETURNING * INTO c;
-    RETURN v_answer || jsonb_build_object('result', 'lease', 'ended', v_ended) || hydration(c, t);
+    RETURN lease_answer(c, t, v_submitted, v_ended);
 END
 $$;
 

@@ -80,13 +80,16 @@ $$;
 CREATE FUNCTION turnkeeper.drop_messages(p_conversation_id uuid, p_kept integer) RETURNS void
 LANGUAGE plpgsql SET search_path = turnkeeper, pg_temp AS $$
 BEGIN
+    -- Looked up in a select of its own: there the partial index answers for "data ? 'messages'", while an update would
+    -- unpack the data to check it again.
     UPDATE conversation_events e SET data = e.data - 'messages'
-     WHERE e.conversation_id = p_conversation_id AND e.event IN ('answer_end', 'approval_required', 'ai_answer_end')
-       AND e.data ? 'messages'
-       AND e.seq < (SELECT s.seq FROM conversation_events s
-                     WHERE s.conversation_id = p_conversation_id AND s.data ? 'messages' AND s.event IN ('answer_end', 'approval_required',
-                           'history_compacted', 'ai_answer_end', 'conversation_history_compacted')
-                     ORDER BY s.seq DESC OFFSET greatest(p_kept, 1) - 1 LIMIT 1);
+     WHERE e.conversation_id = p_conversation_id AND e.seq IN (
+        SELECT f.seq FROM (
+            SELECT s.seq, s.event FROM conversation_events s
+             WHERE s.conversation_id = p_conversation_id AND s.data ? 'messages' AND s.event IN ('answer_end',
+                   'approval_required', 'history_compacted', 'ai_answer_end', 'conversation_history_compacted')
+             ORDER BY s.seq DESC OFFSET greatest(p_kept, 1)) AS f
+         WHERE f.event NOT IN ('history_compacted', 'conversation_history_compacted'));
 END
 $$;
 

@@ -46,9 +46,13 @@ BEGIN
 END
 $$;
 
--- One statement. A conversation that somebody has locked is being worked on: it is left for the next time.
+-- One statement. A conversation that somebody has locked is being worked on: it is left for the next time. PL/pgSQL,
+-- so that it is planned for the given p_everything: usually only what is due is looked at.
 CREATE FUNCTION turnkeeper.reap(p_limit integer DEFAULT 100, p_everything boolean DEFAULT false) RETURNS jsonb
-LANGUAGE sql SET search_path = turnkeeper, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = turnkeeper, pg_temp AS $$
+DECLARE
+    v_rung jsonb;
+BEGIN
     WITH due AS MATERIALIZED (
         SELECT c.conversation_id, t.queue, t.lease_expires_at
           FROM conversations c
@@ -68,7 +72,10 @@ LANGUAGE sql SET search_path = turnkeeper, pg_temp AS $$
           FROM due WHERE c.conversation_id = due.conversation_id
         RETURNING c.conversation_id, due.queue
     )
-    SELECT coalesce(jsonb_agg(jsonb_build_object('conversation_id', conversation_id, 'queue', queue)), '[]') FROM rung
+    SELECT coalesce(jsonb_agg(jsonb_build_object('conversation_id', r.conversation_id, 'queue', r.queue)), '[]')
+      INTO v_rung FROM rung AS r;
+    RETURN v_rung;
+END
 $$;
 
 CREATE FUNCTION turnkeeper.stop(p_conversation_id uuid, p_turn integer DEFAULT NULL) RETURNS jsonb

@@ -8,12 +8,14 @@ $$;
 CREATE FUNCTION turnkeeper.list_conversations(
     p_account_id text DEFAULT NULL, p_status text DEFAULT NULL, p_limit integer DEFAULT 50, p_before timestamptz DEFAULT NULL
 ) RETURNS jsonb
-LANGUAGE sql STABLE SET search_path = turnkeeper, pg_temp SET timezone = 'UTC' AS $$
-    SELECT coalesce(jsonb_agg(to_jsonb(x) ORDER BY x.updated_at DESC, x.conversation_id), '[]')
+LANGUAGE plpgsql STABLE SET search_path = turnkeeper, pg_temp SET timezone = 'UTC' AS $$
+BEGIN  -- PL/pgSQL, so that it is planned for the filters that are given
+    RETURN (SELECT coalesce(jsonb_agg(to_jsonb(x) ORDER BY x.updated_at DESC, x.conversation_id), '[]')
       FROM (SELECT * FROM conversations c
              WHERE (p_account_id IS NULL OR c.account_id = p_account_id) AND (p_status IS NULL OR c.status = p_status)
                AND (p_before IS NULL OR c.updated_at < p_before)
-             ORDER BY c.updated_at DESC, c.conversation_id LIMIT p_limit) AS x
+             ORDER BY c.updated_at DESC, c.conversation_id LIMIT p_limit) AS x);
+END
 $$;
 
 CREATE FUNCTION turnkeeper.list_turns(p_conversation_id uuid) RETURNS jsonb
@@ -30,14 +32,15 @@ $$;
 -- Without p_full a snapshot's messages are counted instead of sent.
 CREATE FUNCTION turnkeeper.list_events(
     p_conversation_id uuid, p_after bigint DEFAULT 0, p_limit integer DEFAULT 1000, p_full boolean DEFAULT false
-) RETURNS jsonb
+) RETURNS json
 LANGUAGE sql STABLE SET search_path = turnkeeper, pg_temp SET timezone = 'UTC' AS $$
-    SELECT coalesce(jsonb_agg(CASE
-            WHEN p_full OR jsonb_typeof(x.data -> 'messages') IS DISTINCT FROM 'array' THEN to_jsonb(x)
-            ELSE to_jsonb(x) || jsonb_build_object('data', (x.data - 'messages')
-                 || jsonb_build_object('message_count', jsonb_array_length(x.data -> 'messages')))
-        END ORDER BY x.seq), '[]')
-      FROM (SELECT * FROM conversation_events e
+    SELECT coalesce(json_agg(to_json(x) ORDER BY x.seq), '[]')
+      FROM (SELECT e.conversation_id, e.seq, e.turn, e.attempt, e.event,
+                   CASE WHEN p_full OR jsonb_typeof(e.data -> 'messages') IS DISTINCT FROM 'array' THEN e.data
+                        ELSE (e.data - 'messages')
+                             || jsonb_build_object('message_count', jsonb_array_length(e.data -> 'messages')) END AS data,
+                   e.created_at
+              FROM conversation_events e
              WHERE e.conversation_id = p_conversation_id AND e.seq > p_after ORDER BY e.seq LIMIT p_limit) AS x
 $$;
 

@@ -20,12 +20,12 @@ from shared.settings import Settings
 INTRODUCTION = """\
 # Settings
 
-Everything is set by environment variables, read once when a process starts; a wrong value ends the start with one line that names it.
-Names are not case-sensitive. An empty `REDIS_URL`, `DATABASE_URL`, `SUPABASE_URL` or `SUPABASE_KEY` counts as unset; with none of
-them set, Redis and the store are embedded under `TURNKEEPER_HOME`. `DATABASE_URL` and `SUPABASE_URL` exclude each other. Workers and
-the producers that use our client or command line read the same settings: give them the same ones.
+Everything is set by environment variables, read once when a process starts; a wrong value ends the start with one line
+that names it. An empty `REDIS_URL`, `DATABASE_URL`, `SUPABASE_URL` or `SUPABASE_KEY` counts as unset; with none of them
+set, Redis and the store are embedded under `TURNKEEPER_HOME`. `DATABASE_URL` and `SUPABASE_URL` exclude each other.
+Producers that use our client or command line read the same settings as workers: give them the same values.
 
-Durations are in seconds, sizes in bytes. Keys of model providers have the names that litellm reads, such as `OPENAI_API_KEY`.
+Durations are in seconds, sizes in bytes. Keys of model providers have the names that litellm reads (`OPENAI_API_KEY`).
 """
 FOOT = """
 `RQ_KEY_PREFIX` is RQ's own setting and is heeded: every producer and worker needs the same.

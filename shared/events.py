@@ -35,9 +35,7 @@ HOLMES_NAMES: Final = {
 """HolmesGPT's names for the same facts; accepted when reading, so that an existing table can be hydrated."""
 
 Risk = Literal["read_only", "idempotent", "side_effect"]
-CallState = Literal[
-    "pending", "approved", "denied", "expired", "superseded", "executing", "done", "failed", "unknown"
-]
+CallState = Literal["pending", "approved", "denied", "expired", "superseded", "executing", "done", "failed", "unknown"]
 
 
 class NewCall(TypedDict):

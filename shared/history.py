@@ -115,7 +115,10 @@ def pair(messages: Sequence[Message]) -> list[Message]:
 
 
 def _inert(message: Message) -> Message:
-    return {"role": "user", "content": f"[A tool result whose call is not in the history]\n{message.get('content')}"}
+    content, note = message.get("content"), "[A tool result whose call is not in the history]"
+    if isinstance(content, list):
+        return {"role": "user", "content": [{"type": "text", "text": note}, *content]}
+    return {"role": "user", "content": f"{note}\n{content}"}
 
 
 def open_calls(messages: Sequence[Message]) -> list[OpenCall]:

@@ -71,7 +71,7 @@ class Image(_Model):
 
 
 class Remember(_Model):
-    """"Don't ask again": calls of the same tool that the rule matches need no decision within the scope.
+    """ "Don't ask again": calls of the same tool that the rule matches need no decision within the scope.
 
     ``prefix`` is required for tools that approve by rule, such as ``shell``; it is matched by whole words.
     """
@@ -91,6 +91,15 @@ class Decision(_Model):
     step: int | None = None
     call_index: int | None = None
     remember: Remember | None = None
+
+    def contradicts(self, other: Decision) -> bool:
+        """Both may be about the same call, and they say different things. Ids repeat, so tokens or keys tell apart."""
+        if self == other or self.tool_call_id != other.tool_call_id:
+            return False
+        if self.approval_token is not None and other.approval_token is not None:
+            return self.approval_token == other.approval_token
+        keys = [(d.turn, d.step, d.call_index) for d in (self, other)]
+        return None in keys[0] or None in keys[1] or keys[0] == keys[1]
 
 
 class FrontendTool(_Model):
@@ -129,12 +138,9 @@ class _Request(_Model):
 
     @model_validator(mode="after")
     def _decide_once(self) -> Self:
-        seen: dict[tuple[str, str | None], Decision] = {}
-        for decision in self.tool_decisions:
-            key = (decision.tool_call_id, decision.approval_token)
-            if key in seen and seen[key] != decision:
+        for position, decision in enumerate(self.tool_decisions):
+            if any(decision.contradicts(other) for other in self.tool_decisions[:position]):
                 raise ValueError(f"tool_decisions decides {decision.tool_call_id!r} in two ways")
-            seen[key] = decision
         ids = [r.tool_call_id for r in self.frontend_tool_results]
         if len(ids) != len(set(ids)):
             raise ValueError("frontend_tool_results answers a call twice")
@@ -266,7 +272,7 @@ def record_of(
         document["target_id"] = request.target.target_id
     artifacts: list[Artifact] = []
     if isinstance(request, Ask):
-        document["title"] = re.sub(r"\s+", " ", document["ask"]).strip()[:TITLE_CHARACTERS]
+        document["title"] = re.sub(r"\s+", " ", document["ask"]).strip()[:TITLE_CHARACTERS].strip()
         if request.images:
             document["images"] = [_store_image(i, document["conversation_id"], artifacts) for i in request.images]
     size = len(orjson.dumps(document))

@@ -152,7 +152,9 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**overrides)
     except ValidationError as error:
-        wrong = "; ".join(f"{_setting_name(e['loc'])}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors())
+        wrong = "; ".join(
+            f"{_setting_name(e['loc'])}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()
+        )
         raise ConfigurationError(f"Wrong setting: {wrong}.") from None
 
 

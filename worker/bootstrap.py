@@ -245,5 +245,3 @@ def _not_claimed(claimed: NotClaimed, conversation_id: str, own: dict[str, Any])
     else:
         result["status"] = claimed.reason
     return result
-
-

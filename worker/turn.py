@@ -19,7 +19,16 @@ from structlog.contextvars import bound_contextvars
 
 from publisher import EventPublisher, LiveSink, PublisherLimits
 from shared.errors import LeaseLost, RateLimited, StoreError, StoreUnavailable, TurnkeeperError
-from shared.events import AI_MESSAGE, ANSWER_END, APPROVAL_REQUIRED, ERROR, TURN_RESUMED, TURN_STOPPED, EventDraft, Finish
+from shared.events import (
+    AI_MESSAGE,
+    ANSWER_END,
+    APPROVAL_REQUIRED,
+    ERROR,
+    TURN_RESUMED,
+    TURN_STOPPED,
+    EventDraft,
+    Finish,
+)
 from shared.live import LiveEntry
 from shared.requests import Artifact, RequestRecord
 from shared.settings import Settings
@@ -363,5 +372,3 @@ def _report(lease: Lease, finish: Finish, appended: Appended) -> TurnReport:
         finish.error,
         appended.next_queue,
     )
-
-

@@ -196,8 +196,13 @@ class Store(Protocol):
     # Beside the turn
 
     async def record_feedback(
-        self, request_id: str, rating: Literal["up", "down"], *, category: str | None = None,
-        comment: str | None = None, account_id: str | None = None,
+        self,
+        request_id: str,
+        rating: Literal["up", "down"],
+        *,
+        category: str | None = None,
+        comment: str | None = None,
+        account_id: str | None = None,
     ) -> Row: ...
 
     async def record_dead_letter(self, letter: Row) -> int:
@@ -226,7 +231,11 @@ class Store(Protocol):
     async def conversation(self, conversation_id: str) -> Row | None: ...
 
     async def conversations(
-        self, *, account_id: str | None = None, status: str | None = None, limit: int = 50,
+        self,
+        *,
+        account_id: str | None = None,
+        status: str | None = None,
+        limit: int = 50,
         before: str | None = None,
     ) -> list[Row]:
         """Newest activity first; ``before`` is an ``updated_at`` to page from."""
@@ -251,7 +260,9 @@ class Store(Protocol):
 
     async def dead_letters(self, limit: int = 100) -> list[Row]: ...
 
-    async def usage(self, *, by: Literal["model", "account", "day"] = "model", account_id: str | None = None) -> list[Row]:
+    async def usage(
+        self, *, by: Literal["model", "account", "day"] = "model", account_id: str | None = None
+    ) -> list[Row]:
         """Sums per ``by``: ``turns``, ``rounds``, tokens, ``cost_usd``, ``duration_ms``, ``thumbs_up``, ``thumbs_down``."""
         ...
 

@@ -51,9 +51,7 @@ class JsonStore(ABC):
         if answer["result"] != "lease":
             return NotClaimed(answer["result"], answer["ended"], submitted)
         turn = answer["turn"]
-        lease = Lease(
-            turn["conversation_id"], turn["turn"], turn["attempt"], turn["lease_token"], lease_seconds
-        )
+        lease = Lease(turn["conversation_id"], turn["turn"], turn["attempt"], turn["lease_token"], lease_seconds)
         return Claim(
             lease=lease,
             now=datetime.fromisoformat(answer["now"]),

@@ -52,15 +52,17 @@ async def test_renewing_an_ended_turn_rings_nobody(store: Store, talk: Talk) -> 
     assert await store.reap() == []
 
 
-async def test_a_zombie_whose_turn_was_given_up_has_lost_it(store: Store, talk: Talk) -> None:
+async def test_a_zombie_whose_turn_was_given_up_writes_nothing_more(store: Store, talk: Talk) -> None:
     await talk.ask()
     zombie = (await talk.claim_expired()).lease
-    await talk.append(zombie, 1)
+    landed = await talk.append(zombie, 1)
     assert isinstance(await talk.try_claim(max_crashes=1), NotClaimed)
-    assert (await store.renew([zombie.token], 60)).lost == {zombie.token}
-    for batch in (1, 2):
-        with pytest.raises(LeaseLost):
-            await talk.append(zombie, batch)
+    assert await store.renew([zombie.token], 60) == Renewed(frozenset(), frozenset())
+    assert await talk.append(zombie, 1) == landed
+    with pytest.raises(LeaseLost):
+        await talk.append(zombie, 2)
+    with pytest.raises(LeaseLost):
+        await store.release(zombie)
 
 
 async def test_a_release_hands_the_turn_back_at_once(store: Store, talk: Talk) -> None:

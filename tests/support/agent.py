@@ -312,7 +312,12 @@ class Lab:
 
 
 def approve(approval: Row, **more: Any) -> dict[str, Any]:
-    return {"tool_call_id": approval["tool_call_id"], "approval_token": approval["approval_token"], "approved": True, **more}
+    return {
+        "tool_call_id": approval["tool_call_id"],
+        "approval_token": approval["approval_token"],
+        "approved": True,
+        **more,
+    }
 
 
 def deny(approval: Row, feedback: str | None = None) -> dict[str, Any]:
@@ -333,4 +338,3 @@ async def lab_in(home: Any, functions: Sequence[Callable[..., Any]], **changes: 
         yield Lab(settings, store, functions)
     finally:
         await store.close()
-

@@ -134,5 +134,3 @@ def _new_call(
     else:
         new["state"] = "pending"
     return new
-
-

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from shared.settings import Settings, load_settings
 from shared.store.migrate import migrate
 
 READY_SECONDS = 60.0
+STOP_SECONDS = 70.0  # the hard deadline of a draining worker, and a little
 
 
 @contextlib.contextmanager
@@ -60,12 +62,11 @@ class WorkerProcess:
 
     def __init__(self, module: str, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
         started = time.monotonic()
-        self._log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
-            stdout=self._log,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -79,7 +80,19 @@ class WorkerProcess:
         else:
             raise RuntimeError(f"{module} ended with status {self.process.wait()} before it was ready")
         self.seconds_to_ready = time.monotonic() - started
-        self._drain = subprocess.Popen(["cat"], stdin=self.process.stderr, stdout=subprocess.DEVNULL)
+        self._lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def log(self) -> str:
+        """What it has logged since it was ready."""
+        return "".join(self._lines)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            self._lines.extend(lines)
 
     def resident_megabytes(self) -> float:
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
@@ -89,9 +102,8 @@ class WorkerProcess:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(30)
-        self._drain.wait(5)
-        self._log.close()
+        self.process.wait(STOP_SECONDS)
+        self._reader.join()
 
 
 @contextlib.asynccontextmanager

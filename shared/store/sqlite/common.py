@@ -112,10 +112,12 @@ def end_turn(
 def close_calls(tx: Transaction, conversation_id: str, turn: int, reason: str) -> None:
     """Close what a turn that failed or was stopped leaves open; what a later turn decided belongs to that one."""
     tx.run(
-        "UPDATE tool_calls SET state = CASE state WHEN 'executing' THEN 'unknown' ELSE 'superseded' END, reason = ? "
+        "UPDATE tool_calls SET state = CASE state WHEN 'executing' THEN 'unknown' ELSE 'superseded' END, reason = ?, "
+        "ended_at = ? "
         "WHERE conversation_id = ? AND turn <= ? AND (state = 'executing' OR state IN ('pending', 'approved') "
         "AND (decided_turn IS NULL OR decided_turn <= ?))",
         reason,
+        tx.now,
         conversation_id,
         turn,
         turn,

@@ -7,6 +7,7 @@ from shared.store.sqlite.common import update
 from shared.store.sqlite.connection import Transaction, encode
 
 SUPERSEDED_BY_REQUEST = "superseded by a new request"
+EXPIRED = "the approval request had expired"
 
 _CALLS_UNDER_ID = "SELECT * FROM tool_calls WHERE conversation_id = ? AND tool_call_id = ?"
 
@@ -20,7 +21,7 @@ def decide(tx: Transaction, conversation: Row, turn: int, decision: Row, decided
     if refused is not None:
         return refused
     if call["expires_at"] is not None and tx.now > call["expires_at"]:
-        _set(tx, call, state="expired", decided_turn=turn, decided_at=tx.now)
+        _set(tx, call, state="expired", decided_turn=turn, decided_at=tx.now, reason=EXPIRED)
         return "expired"
     verdict = "approved" if decision["approved"] else "denied"
     _set(

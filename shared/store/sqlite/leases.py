@@ -86,7 +86,7 @@ def stop(tx: Transaction, p_conversation_id: str, p_turn: int | None = None) -> 
         return {"turn": turn["turn"], "effect": "flagged", "queue": turn["queue"]}
     if turn["status"] != "awaiting_approval":
         return nothing
-    stopped = {"status": "stopped", "finish_reason": "stopped", "stop_requested_at": tx.now}
+    stopped = {"status": "stopped", "finish_reason": "stopped", "stop_requested_at": tx.now, "ended_at": tx.now}
     update(tx, "conversation_turns", stopped, conversation_id=conversation_id, turn=turn["turn"])
     close_calls(tx, conversation_id, turn["turn"], "the turn was stopped")
     refresh_conversation(tx, conversation_id)

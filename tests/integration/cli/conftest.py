@@ -21,6 +21,7 @@ from scripts.demo.stage import SCRIPTED_MODEL, TOOLS
 REPOSITORY = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "scripts.cli"]
 _OURS = ("TURNKEEPER_", "REDIS_", "DATABASE_", "SUPABASE_")
+Done = subprocess.CompletedProcess[str]
 SECONDS = 60.0  # for a command; far more than it takes
 
 
@@ -31,11 +32,12 @@ class CommandLine:
     home: Path
     variables: dict[str, str]
 
-    def environment(self, **more: str) -> dict[str, str]:
+    def environment(self, **more: str | None) -> dict[str, str]:
+        """The command's environment; None takes a variable out."""
         own = {
             k: v for k, v in os.environ.items() if not k.startswith(("TURNKEEPER_", "REDIS_", "DATABASE_", "SUPABASE_"))
         }
-        return {
+        given = {
             **own,
             "PYTHONPATH": str(REPOSITORY),
             "TURNKEEPER_HOME": str(self.home),
@@ -43,8 +45,11 @@ class CommandLine:
             **self.variables,
             **more,
         }
+        return {name: value for name, value in given.items() if value is not None}
 
-    def run(self, *arguments: str, input: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, input: str | None = None, **environment: str | None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*COMMAND, *arguments],
             env=self.environment(**environment),

@@ -14,6 +14,11 @@ from tests.integration.cli.conftest import CommandLine
 from tests.support.valkey import Valkey
 
 HEAVY = ("litellm", "rq", "supabase", "psycopg", "mcp", "redis", "pydantic", "structlog")
+COMMANDS = (
+    *("demo", "up", "doctor", "ask", "decide", "stop", "retry"),
+    *("conversations", "show", "events", "approvals", "replay", "usage"),
+    *("feedback", "rename", "delete", "requeue", "worker", "migrate", "bench"),
+)
 NOBODY = "11111111-1111-4111-8111-111111111111"
 
 
@@ -35,28 +40,7 @@ def test_help_names_every_command(alone: CommandLine, capsys: pytest.CaptureFixt
     text = alone.text("--help")
     with capsys.disabled():
         print(f"\nturnkeeper --help: {time.monotonic() - started:.2f} s (budget 0.4 s on an idle machine)")
-    for command in [
-        "up",
-        "worker",
-        "ask",
-        "decide",
-        "stop",
-        "retry",
-        "conversations",
-        "show",
-        "events",
-        "approvals",
-        "replay",
-        "usage",
-        "feedback",
-        "rename",
-        "delete",
-        "requeue",
-        "migrate",
-        "doctor",
-        "demo",
-        "bench",
-    ]:
+    for command in COMMANDS:
         assert f" {command} " in text
         alone.text(command, "--help")
 
@@ -174,7 +158,7 @@ def test_doctor_sees_a_redis_that_forgets(alone: CommandLine, forgetful: str) ->
 
 
 def test_doctor_says_which_key_is_missing_and_never_shows_one(alone: CommandLine) -> None:
-    without = alone.run("doctor", "--json", TURNKEEPER_MODEL="openai/gpt-4.1", OPENAI_API_KEY="")
+    without = alone.run("doctor", "--json", TURNKEEPER_MODEL="openai/gpt-4.1", OPENAI_API_KEY=None)
     assert "OPENAI_API_KEY" in without.stdout
     having = alone.run("doctor", "--json", TURNKEEPER_MODEL="openai/gpt-4.1", OPENAI_API_KEY="sk-secret-1")
     (model,) = [f for f in map(json.loads, having.stdout.splitlines()) if f["check"] == "model"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shared.settings import load_settings
 from scripts.bench.kit.llm_server import MODEL, LlmServer
+from shared.settings import load_settings
 from worker.agent.base import Delta, ModelReply, ModelRequest
 from worker.agent.model import LitellmModel
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.model.conftest import TOOL, Asker
 from scripts.bench.kit.llm_server import Call, LlmServer, Reply
+from tests.integration.model.conftest import TOOL, Asker
 from worker.agent.base import Usage
 from worker.agent.scripted import ScriptedCall, ScriptedReply, ToolCall, register_scripted
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from scripts.bench.kit.llm_server import Call, Gate, LlmServer, Reply, error
 from shared.errors import ContextTooLong, ModelError, ModelRequestRejected, ModelUnavailable, RateLimited
 from tests.integration.model.conftest import Asker
-from scripts.bench.kit.llm_server import Call, Gate, LlmServer, Reply, error
 from worker.agent.base import Delta
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from scripts.bench.kit.postgres import LocalPostgres
+from scripts.bench.kit.processes import free_port
 from shared.errors import ConfigurationError, SchemaOutdated, StoreUnavailable
 from shared.settings import Settings
 from shared.store import open_store
@@ -17,8 +19,6 @@ from shared.store.migrate import MIGRATIONS, migrate
 from shared.store.migrate_postgres import migrate_postgres
 from shared.store.server import SCHEMA_VERSION
 from tests.contract.driver import Talk
-from tests.support.postgres import Url
-from tests.support.processes import free_port
 
 NAMES = [path.stem for path in sorted(MIGRATIONS.glob("*.sql"))]
 
@@ -77,10 +77,10 @@ async def test_another_schema_name(empty_postgres_url: str, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def no_supabase_roles(postgres_server: Url) -> Iterator[None]:
+def no_supabase_roles(postgres_server: LocalPostgres) -> Iterator[None]:
     """As on a plain Postgres. Roles belong to the cluster, so they are renamed for a while."""
     names = ("anon", "authenticated", "service_role")
-    with psycopg.connect(postgres_server("postgres"), autocommit=True) as connection:
+    with psycopg.connect(postgres_server.url("postgres"), autocommit=True) as connection:
         for name in names:
             connection.execute(f"ALTER ROLE {name} RENAME TO {name}_away")
         yield

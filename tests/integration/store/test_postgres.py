@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from scripts.bench.kit.processes import free_port
 from shared.errors import ConfigurationError, ContentRefused, LeaseLost, StoreUnavailable
 from shared.events import EventDraft
 from shared.settings import Settings
@@ -22,7 +23,6 @@ from shared.store.server import error_of
 from shared.store.supabase import SupabaseStore
 from tests.contract.driver import ANSWERED, Talk, ai, answer
 from tests.support.postgres import Token
-from tests.support.processes import free_port
 
 
 @pytest.fixture(params=["postgres", "supabase"])

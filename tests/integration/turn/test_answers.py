@@ -70,7 +70,10 @@ async def test_a_turn_with_one_reading_call_is_at_most_four_round_trips(lab: Lab
 
 
 async def test_usage_and_rounds_add_up_over_the_steps_of_a_turn(lab: Lab) -> None:
-    replies = [says(None, call("look", pod="web"), usage=Usage(10, 1, 0, 0.25)), says("Fine.", usage=Usage(30, 2, 8, 0.5))]
+    replies = [
+        says(None, call("look", pod="web"), usage=Usage(10, 1, 0, 0.25)),
+        says("Fine.", usage=Usage(30, 2, 8, 0.5)),
+    ]
     await lab.talk("Look.", *replies)
     answer, turn = await lab.last(), await lab.turn(1)
     expected = {"prompt_tokens": 40, "completion_tokens": 3, "cached_tokens": 8, "cost_usd": 0.75}
@@ -116,7 +119,9 @@ async def test_a_question_behind_a_failed_turn_sees_both_questions(lab: Lab) -> 
 async def test_a_retry_goes_on_from_the_last_message_and_adds_none(lab: Lab) -> None:
     from shared.errors import ModelUnavailable
 
-    failed = await lab.talk("Look.", says(None, call("look", pod="web")), ModelUnavailable("It is down."), model="other")
+    failed = await lab.talk(
+        "Look.", says(None, call("look", pod="web")), ModelUnavailable("It is down."), model="other"
+    )
     assert (failed.status, failed.finish_reason) == ("failed", "model_unavailable")
     await lab.submit("retry")
     process = lab.process(["Fine."])

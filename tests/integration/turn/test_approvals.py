@@ -300,7 +300,11 @@ async def test_ungated_calls_of_a_step_run_before_the_turn_pauses(lab: Lab, tool
 
 
 async def test_a_resumed_turn_keeps_the_options_of_its_question(lab: Lab) -> None:
-    options = {"model": "special", "additional_system_prompt": "Speak Latin.", "response_format": {"type": "json_object"}}
+    options = {
+        "model": "special",
+        "additional_system_prompt": "Speak Latin.",
+        "response_format": {"type": "json_object"},
+    }
     await lab.talk("Restart.", "Fine.", model="plain")
     await lab.talk("Restart.", RESTART, **options)
     (pending,) = await lab.approvals()

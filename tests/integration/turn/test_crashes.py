@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
-
 from shared.errors import StoreUnavailable
 from shared.events import EventDraft
 from shared.store.base import NotClaimed
@@ -255,7 +253,9 @@ async def test_too_many_crashes_end_in_a_visible_error(lab: Lab) -> None:
 async def test_a_worker_whose_turn_was_taken_over_writes_nothing_more(lab: Lab, tools: Tools) -> None:
     begun, go_on = tools.hold("look")
     await lab.ask()
-    zombie = lab.process([says(None, call("look", pod="web")), says(None, call("notify", text="x"))], batch_age_seconds=0.0)
+    zombie = lab.process(
+        [says(None, call("look", pod="web")), says(None, call("notify", text="x"))], batch_age_seconds=0.0
+    )
     running = asyncio.create_task(zombie.run())
     await begun.wait()
     tools.on.clear()

@@ -9,7 +9,11 @@ import pytest
 from tests.integration.turn.conftest import Tools
 from tests.support.agent import Lab, approve, call, raw_call, results_of, says
 
-SHOW = {"name": "show_map", "description": "Show a map.", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+SHOW = {
+    "name": "show_map",
+    "description": "Show a map.",
+    "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+}
 
 
 async def test_the_turn_pauses_with_the_exact_arguments_and_offers_the_tool(lab: Lab) -> None:

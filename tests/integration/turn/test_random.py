@@ -73,6 +73,7 @@ class World:
         self.asked = 0
         self.effects: Counter[str] = Counter()
         self.approved: set[tuple[int, int, int]] = set()
+        self.wrong: list[str] = []  # a tool cannot fail the test itself: what it raises is a result
         self.shown: dict[str, Row] = {}
         self.calm = False
         self.trouble = self.rng.choice([0.0, 0.05, 0.15])
@@ -106,10 +107,11 @@ class World:
         async def effect(context: ToolContext, *, gated: bool) -> None:
             key = (context.turn, context.step, context.call_index)
             self.effects[context.idempotency_key] += 1
-            assert self.effects[context.idempotency_key] == 1, f"side effect twice: {key}"
             (row,) = [r for r in self.rows("tool_calls") if (r["turn"], r["step"], r["call_index"]) == key]
-            assert row["state"] in ("executing", "unknown"), row["state"]
-            assert not gated or key in self.approved, f"nobody approved {key}"
+            if row["state"] != "executing":
+                self.wrong.append(f"side effect of a call that is {row['state']}: {key}")
+            if gated and key not in self.approved:
+                self.wrong.append(f"side effect that nobody approved: {key}")
             for _ in range(self.rng.randrange(12)):
                 await asyncio.sleep(0)
 
@@ -185,7 +187,8 @@ class World:
             return
         if isinstance(claimed, Claim):
             report = await process.go_on(claimed, sent_at)
-            assert report.finish_reason != "internal", report
+            assert report.finish_reason not in ("internal", "store"), report
+            assert report.status != "lost" or not self.calm, report
 
     def deliver(self, process: Process) -> None:
         self.tasks.add(asyncio.create_task(self.work(process)))
@@ -229,6 +232,7 @@ class World:
         self.store.faults, self.trouble = False, 0.0
         await asyncio.gather(*self.tasks)
         self.tasks.clear()
+        self.calm = True
         for _ in range(CALM_ROUNDS):
             turns = await self.store.turns(self.lab.conversation_id)
             if all(t["status"] not in ("pending", "running") for t in turns):
@@ -239,6 +243,8 @@ class World:
 
     async def judge(self) -> None:
         lab = self.lab
+        assert self.wrong == []
+        assert max(self.effects.values(), default=1) == 1, self.effects
         await lab.check()
         turns = {t["turn"]: t for t in await self.store.turns(lab.conversation_id)}
         waiting = any(t["status"] == "awaiting_approval" for t in turns.values())
@@ -250,6 +256,9 @@ class World:
                 assert self.effects[f"{lab.conversation_id}:{':'.join(map(str, key))}"] == 1, key
             if key in self.approved and row["state"] == "superseded":
                 assert turns[row["decided_turn"]]["status"] in ("stopped", "failed"), row
+        for turn in turns.values():
+            if turn["finish_reason"] == "approval_stale":
+                assert not {"approved", "denied"} & set(turn["decisions"].values()), turn
         results = Counter(
             (r["data"]["call_turn"], r["data"]["step"], r["data"]["call_index"])
             for r in await lab.events()

@@ -133,6 +133,10 @@ def test_on_the_last_step_an_answer_drops_its_calls_and_calls_alone_fail() -> No
 
 
 def test_text_of_parts_is_their_text() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "b"}]
+    parts = [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": "x"}},
+        {"type": "text", "text": "b"},
+    ]
     assert text_of({"role": "assistant", "content": parts}) == "ab"
     assert text_of({"role": "assistant", "content": None}) == ""

@@ -1,0 +1,22 @@
+"""Tools whose side effects can be counted: ``restart`` writes a line into the journal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from worker.agent.tools import tool
+
+
+@tool(risk="read_only")
+def pods(namespace: str) -> dict[str, object]:
+    """Count the pods of a namespace."""
+    return {"namespace": namespace, "count": 3, "restartCount": 6}
+
+
+@tool(risk="side_effect")
+def restart(deployment: str) -> str:
+    """Restart a deployment."""
+    with Path(os.environ["GADGETS_JOURNAL"]).open("a") as journal:
+        journal.write(f"{deployment}\n")
+    return f"restarted {deployment}"

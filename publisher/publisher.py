@@ -26,6 +26,8 @@ from shared.live import LiveEntry
 from shared.settings import Settings
 from shared.store.base import Appended, Lease, Store
 
+SOON_SECONDS = 0.005
+
 _log = structlog.get_logger(__name__)
 
 
@@ -131,13 +133,14 @@ class EventPublisher:
                 self._check()
 
     def emit(self, draft: EventDraft, *, soon: bool = False) -> None:
-        """Queue an event; ``soon`` sends it now instead of at batch age. Terminal events go through ``finish``.
+        """Queue an event; ``soon`` sends it within ``SOON_SECONDS`` instead of at batch age: what a fast tool answers
+        meanwhile saves a round trip by going along. Terminal events go through ``finish``.
 
         Raises ``LeaseLost``; ``StoreError`` after the store failed for good; ``RuntimeError`` outside the context or
         after the terminal event."""
         if draft.event in TERMINALS:
             raise ValueError(f"{draft.event} ends the turn: it goes through finish()")
-        self._put(draft, soon)
+        self._put(draft, SOON_SECONDS if soon else self._limits.batch_age_seconds)
 
     def delta(self, *, step: int, text: str = "", reasoning: str = "") -> None:
         """A piece of the answer as it streams: for live readers only, dropped when there is nobody to carry it."""
@@ -159,7 +162,7 @@ class EventPublisher:
     async def finish(self, draft: EventDraft, finish: Finish) -> Appended:
         """Store the terminal event with the turn's end in one transaction; nothing follows. Raises as ``emit`` does."""
         self._check()
-        self._put(draft, True, clean_finish(finish))
+        self._put(draft, 0.0, clean_finish(finish))
         await self._reached(self._emitted)
         assert self._finished is not None
         return self._finished
@@ -179,11 +182,11 @@ class EventPublisher:
         if self._flusher is None:
             raise RuntimeError("the publisher is not open")
 
-    def _put(self, draft: EventDraft, soon: bool, finish: Finish | None = None) -> None:
+    def _put(self, draft: EventDraft, wait_seconds: float, finish: Finish | None = None) -> None:
         self._check()
         if self._finish is not None or self._leaving:
             raise RuntimeError(f"{draft.event} comes after the end of the turn")
-        at_once = soon or draft.event in SNAPSHOTS
+        at_once = finish is not None or draft.event in SNAPSHOTS
         size = 0  # a snapshot ends its batch and has no limit, so its length is not worth knowing
         if draft.event not in SNAPSHOTS:
             draft, size = measured(draft)
@@ -193,8 +196,10 @@ class EventPublisher:
         self._emitted += 1
         if at_once or len(self._queue) >= self._limits.batch_events or self._queued_bytes >= self._limits.batch_bytes:
             self._flush_now()
-        elif self._timer is None:
-            self._timer = self._loop.call_later(self._limits.batch_age_seconds, self._flush_now)
+        elif self._timer is None or self._timer.when() > self._loop.time() + wait_seconds:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(wait_seconds, self._flush_now)
 
     def _flush_now(self) -> None:
         if self._timer is not None:

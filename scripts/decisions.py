@@ -54,6 +54,16 @@ class Choice:
             )
         words = self.feedback if len(self.feedback) == len(deny) else self.feedback * len(deny)
         remember = self._remembered()
+        fixed = [
+            p["tool_name"]
+            for p in pending
+            if p["tool_call_id"] in _named(self.approve, pending) and not p["can_remember"]
+        ]
+        if remember and fixed:
+            raise RequestInvalid(
+                f"--remember has no effect on {', '.join(fixed)}, which asks every time; nothing was decided.",
+                hint="Approve it without --remember, or set its approval to by_rule in the tools file.",
+            )
         approved = [{"tool_call_id": i, "approved": True, **remember} for i in _named(self.approve, pending)]
         denied: list[Row] = [{"tool_call_id": i, "approved": False} for i in deny]
         for decision, feedback in zip(denied, words, strict=False):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from scripts.dead_letters import can_be_sent_again
 from scripts.desk import guarded
 from scripts.render import Output, print_json
 from scripts.workers import alive_workers
@@ -250,7 +251,7 @@ async def _dead_letters(patient: Patient) -> list[Finding]:
             "dead letter",
             "warn",
             f"{letter['letter_id']}: {letter['function'] or 'unknown job'}: {letter['code']}: {letter['description']}",
-            f"Fixed the cause? turnkeeper requeue {letter['letter_id']}",
+            f"turnkeeper requeue {letter['letter_id']}{'' if can_be_sent_again(letter) else ' --discard'}",
         )
         for letter in letters
     ]

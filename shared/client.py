@@ -25,7 +25,7 @@ import structlog
 from shared.errors import QueueUnavailable, RequestInvalid, StoreUnavailable
 from shared.events import APPROVAL_REQUIRED
 from shared.live import Until, follow
-from shared.queues import Ringer, connect_async
+from shared.queues import Ringer, connect_async, live_key, redis_errors
 from shared.requests import parse_request, record_of
 from shared.settings import Settings
 from shared.store import open_store
@@ -141,6 +141,14 @@ class Client:
         return await self.store.record_feedback(
             request_id, rating, category=category, comment=comment, account_id=account_id
         )
+
+    async def delete(self, conversation_id: str) -> bool:
+        """Remove a conversation with all that belongs to it, its live stream too; False if there is none."""
+        found = await self.store.delete(conversation_id)
+        if self._redis is not None:
+            with redis_errors("removing the live stream; it goes by itself"):
+                await self._redis.delete(live_key(conversation_id))
+        return found
 
     async def _submit(self, kind: str, fields: dict[str, Any]) -> Receipt:
         settings = self.settings

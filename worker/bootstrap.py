@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 import structlog
 from structlog.contextvars import bound_contextvars
 
 from publisher import RedisLive
-from shared.clean import clean
 from shared.errors import QueueUnavailable, RequestInvalid, RequestRefused, StoreError, TurnkeeperError
 from shared.queues import Ringer
 from shared.requests import RequestRecord, parse_request, record_of
 from shared.settings import Settings
 from shared.store import open_store
-from shared.store.base import Claim, NotClaimed, Ring
+from shared.store.base import Claim, NotClaimed, Ring, Row
 from worker.agent.base import ChatModel, Toolbox
 from worker.agent.tools import load_toolbox
 from worker.attempt import Attempt
 from worker.jobs import JobControl, TurnJob
 from worker.leases import LeaseKeeper
+from worker.letters import letter_of_job, letter_of_stranger
 from worker.reaper import Reaper
 from worker.turn import Parts, TurnReport, TurnRunner
 
 log = structlog.get_logger(__name__)
-
-LETTER_BYTES = 64_000  # of a refused job's arguments that a dead letter keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +44,14 @@ class Runtime:
         self.settings = settings
         self._model = model
         self._toolbox = toolbox
-        self.worker = f"{socket.gethostname()}:{os.getpid()}"
         self._parts: Parts | None = None
         self._turns: TurnRunner | None = None
         self._ringer: Ringer | None = None
         self._reaping: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Import litellm, connect, load tools, start renewing and reaping. Raises ``ConfigurationError`` and
-        ``StoreUnavailable``."""
+    async def start(self, worker: str) -> None:
+        """Import litellm, connect, load tools, start renewing and reaping; turns then carry the name ``worker``.
+        Raises ``ConfigurationError`` and ``StoreUnavailable``."""
         settings = self.settings
         model = self._model or _litellm_model(settings)
         store = await open_store(settings).open()
@@ -65,7 +59,7 @@ class Runtime:
         self._ringer = Ringer(settings.effective_redis_url)
         live = RedisLive.from_settings(settings)
         toolbox = self._toolbox or await load_toolbox(settings).open()
-        self._parts = Parts(settings, store, model, toolbox, keeper, live, self.worker)
+        self._parts = Parts(settings, store, model, toolbox, keeper, live, worker)
         self._turns = TurnRunner(self._parts)
         keeper.start()
         self._reaping = asyncio.create_task(Reaper(store, self._ringer, settings.reap_seconds).run())
@@ -92,17 +86,22 @@ class Runtime:
     async def run(self, job: TurnJob, control: JobControl) -> dict[str, Any]:
         """Run the turn that a job is about; the job's result. A request that is refused is a result too, and a
         dead letter: nothing that was sent is dropped silently."""
-        with bound_contextvars(job=job.job_id, worker=self.worker):
+        with bound_contextvars(job=job.job_id):
             try:
                 wanted = self._wanted(job)
                 return await self._drive(wanted, job, control)
             except RequestRefused as error:
-                await self._dead_letter(job, error)
+                log.warning("request_refused", code=error.code)
+                await self._keep(letter_of_job(job, error))
                 return {"status": "refused", "error": error.as_dict()}
 
-    async def refuse(self, job_id: str, queue: str, payload: Any, error: TurnkeeperError) -> None:
+    async def refuse(self, job_id: str, queue: str, payload: dict[str, Any], error: TurnkeeperError) -> None:
         """Keep a job that is none of ours, so that its sender can find it."""
-        await self._record_letter(job_id, queue, "", payload, None, None, error)
+        await self._keep(letter_of_stranger(job_id, queue, payload, error))
+
+    async def _keep(self, letter: Row) -> None:
+        assert self._parts is not None
+        await self._parts.store.record_dead_letter(letter)
 
     def _wanted(self, job: TurnJob) -> Wanted:
         if job.function == "turn":
@@ -134,17 +133,15 @@ class Runtime:
                 record = None
             if isinstance(claimed, NotClaimed):
                 return _not_claimed(claimed, wanted.conversation_id, own)
-            timeout = max(0.0, deadline - loop.time()) if deadline is not None else None
-            report = await self._run_stoppable(claimed, sent_at, control, timeout)
-            if report.next_queue is None or (report.ended and report.turn < own_turn):
-                if report.next_queue is None:
-                    return {**report.as_dict(), **own}
+            left = max(0.0, deadline - loop.time()) if deadline is not None else None
+            report = await self._run_stoppable(claimed, sent_at, control, left)
+            if report.ended and report.turn < own_turn and report.next_queue is not None:
                 continue
             await self._ring(report)
             return {**report.as_dict(), **own}
 
     async def _run_stoppable(
-        self, claim: Claim, sent_at: float, control: JobControl, timeout: float | None
+        self, claim: Claim, sent_at: float, control: JobControl, timeout_seconds: float | None
     ) -> TurnReport:
         assert self._turns is not None
         assert self._parts is not None
@@ -155,7 +152,7 @@ class Runtime:
             try:
                 await store.stop(lease.conversation_id, lease.turn)  # so that it holds for another attempt too
             except StoreError as error:
-                log.warning("stop not recorded", error=error.code)
+                log.warning("stop_not_recorded", error=error.code)
             attempt.stop()
 
         watchers: list[asyncio.Task[None]] = []
@@ -164,7 +161,7 @@ class Runtime:
                 claim,
                 sent_at,
                 on_attempt=lambda attempt: watchers.append(asyncio.create_task(stop_when_asked(attempt))),
-                timeout_seconds=timeout,
+                timeout_seconds=timeout_seconds,
             )
         finally:
             for watcher in watchers:
@@ -178,49 +175,7 @@ class Runtime:
         try:
             await self._ringer.ring([Ring(report.conversation_id, report.next_queue)])
         except QueueUnavailable:
-            log.warning("ring left to the reaper", conversation=report.conversation_id)
-
-    async def _dead_letter(self, job: TurnJob, error: RequestRefused) -> None:
-        log.warning("request refused", code=error.code, job=job.job_id)
-        conversation_id = job.arguments.get("conversation_id")
-        account_id = job.arguments.get("account_id")
-        await self._record_letter(
-            job.job_id,
-            job.queue,
-            f"worker.jobs.{job.function}",
-            job.arguments,
-            conversation_id if isinstance(conversation_id, str) else None,
-            account_id if isinstance(account_id, str) else None,
-            error,
-        )
-
-    async def _record_letter(
-        self,
-        job_id: str,
-        queue: str,
-        function: str,
-        payload: Any,
-        conversation_id: str | None,
-        account_id: str | None,
-        error: TurnkeeperError,
-    ) -> None:
-        assert self._parts is not None
-        payload = clean(payload)
-        size = len(orjson.dumps(payload))
-        if size > LETTER_BYTES:
-            payload = {"too_large_to_keep": True, "bytes": size, "keys": sorted(map(str, payload))[:50]}
-        await self._parts.store.record_dead_letter(
-            {
-                "account_id": account_id,
-                "conversation_id": conversation_id,
-                "queue": queue,
-                "job_id": job_id,
-                "function": function,
-                "payload": payload,
-                "code": error.code,
-                "description": str(error),
-            }
-        )
+            log.warning("ring_left_to_the_reaper", conversation=report.conversation_id)
 
 
 def _litellm_model(settings: Settings) -> ChatModel:

@@ -54,8 +54,8 @@ class JobControl:
 class JobRunner(Protocol):
     """What runs the jobs of a worker process, all on one loop."""
 
-    async def start(self) -> None:
-        """Imports, connections, tools: what has to be there before the first job."""
+    async def start(self, worker: str) -> None:
+        """Imports, connections, tools: what has to be there before the first job. ``worker``: the process's name."""
         ...
 
     async def run(self, job: TurnJob, control: JobControl) -> dict[str, Any]:

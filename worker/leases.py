@@ -97,7 +97,7 @@ class LeaseKeeper:
         try:
             while not self._closing.wait(self._lease_seconds / RENEWALS_PER_LEASE):
                 if time.monotonic() - self._ticked_at > self._stalled_seconds:
-                    log.error("event loop stalled, leases are left to expire", held=len(self._held))
+                    log.error("leases_left_to_expire", held=len(self._held))
                     continue
                 with self._lock:
                     held = list(self._held.values())
@@ -110,9 +110,9 @@ class LeaseKeeper:
                             opened = True
                         await self._renew(store, held)
                 except (StoreError, TimeoutError) as error:
-                    log.warning("leases not renewed", error=type(error).__name__, held=len(held))
+                    log.warning("leases_not_renewed", error=type(error).__name__, held=len(held))
                 except Exception:  # a bug must not end the thread: what is held would never be given up
-                    log.exception("leases not renewed")
+                    log.exception("leases_not_renewed")
                 self._give_up_expired(held)
         finally:
             if opened:

@@ -30,12 +30,12 @@ class Reaper:
             try:
                 more = await self.once()
                 if self._trouble is not None:
-                    log.info("reaping again")
+                    log.info("reaping_again")
                 self._trouble = None
             except (StoreError, QueueUnavailable) as error:
                 more = False
                 if self._trouble != error.code:
-                    log.warning("not reaping", error=error.code)
+                    log.warning("not_reaping", error=error.code)
                 self._trouble = error.code
             if not more:
                 await asyncio.sleep(self._interval_seconds)

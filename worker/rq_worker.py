@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -57,7 +59,10 @@ class ConversationWorker(BaseWorker):
 
     def __init__(self, queues: Any, *args: Any, settings: Settings | None = None, **kwargs: Any) -> None:
         """As RQ's; its serializer is always JSON. ``settings``: from the environment when None."""
-        super().__init__(queues, *args, **{**kwargs, "serializer": JSONSerializer, "job_class": None})
+        given = {**kwargs, "serializer": JSONSerializer, "job_class": None}
+        if not args and given.get("name") is None:
+            given["name"] = _telling_name()
+        super().__init__(queues, *args, **given)
         for queue in self.queues:
             queue.serializer = JSONSerializer
         self.worker_ttl = WORKER_SECONDS
@@ -109,7 +114,7 @@ class ConversationWorker(BaseWorker):
             self.name, self.key, self.queues, runner, redis, pops, limits, self.default_result_ttl
         )
         try:
-            await runner.start()
+            await runner.start(self.name)
             self._register()
             if self._signalled_at is None:
                 log.info("worker_ready", slots=limits.slots, pid=os.getpid())
@@ -267,6 +272,11 @@ def _leave_within(seconds: float) -> None:
     timer = threading.Timer(seconds, os._exit, args=(0,))
     timer.daemon = True
     timer.start()
+
+
+def _telling_name() -> str:
+    """Host and process, and a random end: a restarted container has both again while Redis still knows the old."""
+    return f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(2)}"
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

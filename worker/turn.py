@@ -148,7 +148,7 @@ class TurnRunner:
         for attempt in self._running:
             attempt.hand_back(hard=True)
         if not await self._quiet(settings.lease_seconds):
-            log.error("turns still run after the hard deadline; their leases expire", turns=len(self._running))
+            log.error("turns_still_run", turns=len(self._running))
 
     async def _quiet(self, seconds: float) -> bool:
         try:
@@ -214,7 +214,7 @@ class TurnRunner:
                     self._nothing_runs.set()
                 self._parts.keeper.drop(held)
             log.info(
-                "turn ended" if report.ended else "turn left",
+                "turn_ended" if report.ended else "turn_left",
                 status=report.status,
                 finish_reason=report.finish_reason,
                 seconds=round(time.monotonic() - started, 3),
@@ -267,17 +267,17 @@ class TurnRunner:
                 except TurnkeeperError as error:
                     draft, finish = _failed(run, error)
                 except Exception as error:
-                    log.exception("turn failed by a bug")
+                    log.exception("turn_failed_by_a_bug")
                     draft, finish = _failed(run, _internal(error))
                 else:
                     draft, finish = _ended(run, outcome)
                 appended = await publisher.finish(draft, finish)
                 return _report(lease, finish, appended)
         except LeaseLost:
-            log.warning("lease lost, the turn goes on elsewhere")
+            log.warning("lease_lost")
             return TurnReport(lease.conversation_id, lease.turn, lease.attempt, "lost", LeaseLost.code)
         except StoreError as error:  # for good, or the publisher would still be trying: the lease is left to expire
-            log.error("turn left, its events cannot be stored", error=error.code)
+            log.error("events_not_stored", error=error.code)
             return TurnReport(lease.conversation_id, lease.turn, lease.attempt, "lost", error.code)
 
     async def _hand_back(self, publisher: EventPublisher, lease: Lease, delay: float, why: str) -> TurnReport:

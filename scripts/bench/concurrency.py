@@ -22,9 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     with measured_settings(postgres=options.postgres, model=f"openai/{MODEL}") as settings, LlmServer() as llm:
         llm.script(lambda request: Reply("All is well.", delay_seconds=options.model_seconds))
         slots = max(64, options.turns)
-        environment = environment_of(
-            settings, TURNKEEPER_MODEL=settings.model, TURNKEEPER_SLOTS=f"interactive={slots}", **llm.environment
-        )
+        environment = environment_of(settings, TURNKEEPER_SLOTS=f"interactive={slots}", **llm.environment)
         worker = WorkerProcess("worker", environment)
         try:
             seconds = asyncio.run(_all(settings, options.turns))

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = []
     for name, postgres in (("embedded", False), ("postgres", True)):
         with measured_settings(postgres=postgres, model=f"openai/{MODEL}") as settings, LlmServer() as llm:
-            environment = environment_of(settings, TURNKEEPER_MODEL=settings.model, **llm.environment)
+            environment = environment_of(settings, **llm.environment)
             worker = WorkerProcess("worker", environment)
             try:
                 rows.append({"store": name, **asyncio.run(_measure(settings, llm, options.turns))})

@@ -11,6 +11,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import psycopg
@@ -19,6 +20,8 @@ from psycopg.types.json import Jsonb
 from scripts.bench.kit.parts import WorkerProcess, connected, ended, environment_of, measured_settings, median, show
 from scripts.bench.kit.worker import fresh_text
 from shared.settings import Settings
+
+WARM_UP = 3  # turns that do not count
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,33 +42,37 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _row(settings: Settings, history: int, count: int) -> dict[str, Any]:
-    """Medians in milliseconds. Both sides warm up with a turn that does not count."""
-    ours = median((await _turns(settings, history, count + 1))[1:]) * 1000
+    """Medians in milliseconds; the two sides take turns, so that a busy moment of the machine hits both."""
     assert settings.database_url is not None
-    try:
-        from scripts.bench.kit.langgraph_peer import turns
+    ours: list[float] = []
+    theirs: list[float] = []
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connected(settings))
+        try:
+            from scripts.bench.kit.langgraph_peer import thread
 
-        theirs = median((await turns(settings.database_url.get_secret_value(), history, count + 1))[1:]) * 1000
-    except ImportError:
-        return {"messages": history, "turnkeeper_ms": ours, "langgraph_ms": "not installed", "ratio": "-"}
-    return {"messages": history, "turnkeeper_ms": ours, "langgraph_ms": theirs, "ratio": theirs / ours}
-
-
-async def _turns(settings: Settings, history: int, count: int) -> list[float]:
-    seconds: list[float] = []
-    conversation_id = str(uuid.uuid4())
-    async with connected(settings) as client:
-        for number in range(count):
-            question = fresh_text(f"{history}/{number}")
+            peer = await stack.enter_async_context(thread(settings.database_url.get_secret_value(), history))
+        except ImportError:
+            peer = None
+        conversation_id = str(uuid.uuid4())
+        for number in range(count + WARM_UP):
             if number == 1 and history:
                 _lengthen(settings, conversation_id, history)
+            question = fresh_text(f"{history}/{number}")
             started = time.perf_counter()
             asked = await client.ask(question, conversation_id=conversation_id)
-            name = await ended(client, conversation_id, asked.turn)
-            seconds.append(time.perf_counter() - started)
-            if name != "answer_end":
-                raise RuntimeError(f"a turn ended with {name}")
-    return seconds
+            if await ended(client, conversation_id, asked.turn) != "answer_end":
+                raise RuntimeError(f"turn {asked.turn} did not end with an answer")
+            between = time.perf_counter()
+            ours.append(between - started)
+            if peer is not None:
+                await peer(question)
+                theirs.append(time.perf_counter() - between)
+    row: dict[str, Any] = {"messages": history, "turnkeeper_ms": median(ours[WARM_UP:]) * 1000}
+    if not theirs:
+        return {**row, "langgraph_ms": "not installed", "ratio": "-"}
+    row["langgraph_ms"] = median(theirs[WARM_UP:]) * 1000
+    return {**row, "ratio": row["langgraph_ms"] / row["turnkeeper_ms"]}
 
 
 def _lengthen(settings: Settings, conversation_id: str, history: int) -> None:

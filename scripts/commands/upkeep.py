@@ -54,7 +54,7 @@ def delete(conversation: Conversation, yes: Yes = False, as_json: AsJson = False
         typer.confirm(f"Remove conversation {identifier} for good?", abort=True, err=True)
 
     async def work(desk: Desk) -> None:
-        if not await desk.store.delete(identifier):
+        if not await desk.client.delete(identifier):
             raise unknown_conversation(identifier)
         desk.out.row({"conversation_id": identifier, "deleted": True}, text=f"Removed {identifier}.")
 
@@ -63,10 +63,12 @@ def delete(conversation: Conversation, yes: Yes = False, as_json: AsJson = False
 
 def requeue(
     letter: Annotated[int, typer.Argument(help="letter_id, as doctor shows it", show_default=False)],
+    discard: Annotated[bool, typer.Option("--discard", help="Remove it without sending it again.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give a dead letter to the queue again."""
-    from scripts.dead_letters import requeue as work
+    """Give a dead letter to the queue again, or remove it."""
+    from scripts.dead_letters import discard as remove
+    from scripts.dead_letters import requeue as send_again
     from scripts.desk import at_desk
 
-    at_desk(lambda desk: work(desk, letter), as_json)
+    at_desk(lambda desk: remove(desk, letter) if discard else send_again(desk, letter), as_json)

@@ -263,7 +263,8 @@ class Store(Protocol):
     async def usage(
         self, *, by: Literal["model", "account", "day"] = "model", account_id: str | None = None
     ) -> list[Row]:
-        """Sums per ``by``: ``turns``, ``rounds``, tokens, ``cost_usd``, ``duration_ms``, ``thumbs_up``, ``thumbs_down``."""
+        """Sums per ``by``: ``turns``, ``rounds``, tokens, ``cost_usd``, ``duration_ms``, ``thumbs_up``,
+        ``thumbs_down``."""
         ...
 
     async def health(self) -> Row:

@@ -7,6 +7,7 @@ so that a test can put kills, zombies, lost replies, racing decisions and stops 
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field
@@ -35,6 +36,20 @@ from tests.contract.driver import (
 )
 
 Key = tuple[int, int, int]  # turn, step, call_index of a call
+MOST_TURNS = 9
+_WEIGHTS = {
+    "work": 60,
+    "claim": 8,
+    "decide": 9,
+    "ask": 4,
+    "frontend": 3,
+    "retry": 2,
+    "stop": 2,
+    "zombie": 6,
+    "repeat": 4,
+    "release": 2,
+    "renew": 2,
+}
 ENDED = frozenset({"denied", "expired", "superseded", "done", "failed", "unknown"})
 NEW_CALLS: dict[str, dict[str, Any]] = {
     "gated": {"gated": True},
@@ -69,8 +84,10 @@ class Attempt:
 class World:
     """One conversation with everybody who touches it."""
 
-    def __init__(self, run: asyncio.Runner, store: Store) -> None:
+    def __init__(self, run: asyncio.Runner, store: Store, rng: random.Random) -> None:
         self._run = run
+        self._rng = rng
+        self.trace: list[str] = []
         self.store = store
         self.talk = Talk(store)
         self.attempts: list[Attempt] = []
@@ -78,12 +95,54 @@ class World:
         self.shown: dict[str, tuple[Key, str]] = {}  # token -> the call that it was shown for
         self._offered: dict[str, tuple[str, Key, str]] = {}  # by hash, before it is known whether the pause was stored
         self.effects: Counter[Key] = Counter()
-        self.approved: set[Key] = set()
+        self.approved: dict[Key, int] = {}  # call -> the turn whose sender was told that it is approved
         self.snapshots: dict[int, list[Message]] = {}
         self.questions: dict[int, str] = {}
 
     def wait(self, awaitable: Any) -> Any:
         return self._run.run(awaitable)
+
+    # Everybody
+
+    def live(self) -> None:
+        """One more thing happens."""
+        rng = self._rng
+        self.trace.append(step := rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0])
+        attempt = rng.choice(self.attempts) if self.attempts else None
+        more = len(self.wait(self.talk.statuses())) < MOST_TURNS
+        match step:
+            case "work" if self.holder is not None and not self.holder.over:
+                self.advance(self.holder)
+            case "work" | "claim":
+                self.claim(dies=rng.random() < 0.3)
+            case "decide" if more and self.shown:
+                self.decide(self._some_decisions())
+            case "ask" if more:
+                self.ask(supersede=rng.random() < 0.7, decisions=self._some_decisions() if rng.random() < 0.4 else {})
+            case "frontend" if more:
+                self.answer_frontend()
+            case "retry" if more:
+                self.retry()
+            case "stop":
+                self.stop(len(self.wait(self.talk.statuses())) - rng.choice([0, 0, 1]))
+            case "zombie" if attempt is not None:
+                self.write_after_the_end(attempt) if attempt.over else self.advance(attempt)
+            case "repeat" if attempt is not None:
+                self.repeat(attempt)
+            case "release" if attempt is not None and not attempt.over:
+                self.release(attempt)
+            case "renew":
+                self.renew()
+
+    def _some_decisions(self) -> dict[str, bool]:
+        """Tokens that people were shown, mostly those that still wait, each with a yes or a no."""
+        pending = {key for key, row in self._calls().items() if row["state"] == "pending"}
+        wanted = {True: 0.6, False: 0.1}
+        return {
+            token: self._rng.random() < 0.7
+            for token, (key, _) in self.shown.items()
+            if self._rng.random() < wanted[key in pending]
+        }
 
     # Clients
 
@@ -155,7 +214,7 @@ class World:
                 assert told[name] == ("approved" if approved else "denied")
                 assert (row["state"], row["decided_turn"]) == (told[name], turn)
                 if approved:
-                    self.approved.add(key)
+                    self.approved[key] = turn
             elif closes and old["state"] == "pending":
                 assert (row["state"], row["decided_turn"]) == ("superseded", turn)
             else:
@@ -170,7 +229,11 @@ class World:
 
     def claim(self, *, dies: bool) -> None:
         """Somebody rings. A worker that dies keeps its lease for no time at all, and lives on as a zombie."""
+        before = self._calls()
         claim = self.wait(self.talk.try_claim(lease_seconds=0 if dies else 60, max_crashes=3))
+        yielded = all(event["data"].get("code") == "approvals_open" for event in claim.ended)
+        closes = isinstance(claim, Claim) and claim.turn["kind"] == "ask"
+        assert closes or not yielded or self._calls() == before, "only a question closes calls"
         if isinstance(claim, NotClaimed):
             assert claim.reason == "busy" or all(
                 s not in ("pending", "running") for s in self.wait(self.talk.statuses())
@@ -182,13 +245,17 @@ class World:
         self.holder = Attempt(claim, messages, rows, step=claim.turn["rounds"])
         self.attempts.append(self.holder)
 
-    def advance(self, attempt: Attempt, plan: str, kinds: list[str]) -> None:
-        """The attempt's next batch. ``plan`` is what the model does when it is asked."""
-        events, finish, after = self._next(attempt, plan, kinds)
+    def advance(self, attempt: Attempt, *, calm: bool = False) -> None:
+        """The attempt's next batch."""
+        events, finish, after = self._next(attempt, calm=calm)
         if self._append(attempt, attempt.batch + 1, events, finish):
             attempt.messages = after
             attempt.batch += 1
             attempt.over = finish is not None
+
+    def write_after_the_end(self, attempt: Attempt) -> None:
+        """A worker that believes in a turn which it has ended or handed back."""
+        assert not self._append(attempt, attempt.batch + 1, [ai(99)], None)
 
     def repeat(self, attempt: Attempt) -> None:
         """A reply was lost: the last batch again, as it was."""
@@ -259,10 +326,9 @@ class World:
 
     # What a worker does next
 
-    def _next(
-        self, attempt: Attempt, plan: str, kinds: list[str]
-    ) -> tuple[list[EventDraft], Finish | None, list[Message]]:
+    def _next(self, attempt: Attempt, *, calm: bool) -> tuple[list[EventDraft], Finish | None, list[Message]]:
         messages = attempt.messages
+        plan = "answer" if calm else self._rng.choices(["calls", "answer", "fail", "compact"], [10, 3, 2, 1])[0]
         opened = open_calls(messages)
         if not opened and self._is_stale(attempt):
             return (
@@ -281,6 +347,7 @@ class World:
             summary: list[Message] = [{"role": "user", "content": f"summary {orjson.dumps(texts).decode()}"}]
             return [compacted(summary)], None, summary
         attempt.step += 1
+        kinds = self._rng.choices(list(NEW_CALLS), [5, 2, 1, 1], k=self._rng.randint(1, 3)) if plan == "calls" else []
         made = [call(attempt.step, i, f"id{i}", **NEW_CALLS[kind]) for i, kind in enumerate(kinds)]
         said = ai(attempt.step, *made, content=None if made else "answer")
         said.data["message"]["key"] = [attempt.turn, attempt.step]
@@ -363,6 +430,11 @@ class World:
         assert all(e["event"] == HISTORY_COMPACTED or e is snapshots[-1] for e in full)
         assert all(e["data"]["messages"] == self.snapshots[e["seq"]] for e in full)
         assert not snapshots or snapshots[-1] in full
+        assert all(e in full for e in snapshots if e["event"] == HISTORY_COMPACTED)
+        stopped = [t["turn"] for t in turns if t["stop_requested_at"] and t["status"] == "awaiting_approval"]
+        assert not stopped, "asked to stop, yet it waits for an approval"
+        unfinished = len(ended) < len(turns)
+        assert (self.wait(self.talk.row())["next_ring_at"] is not None) == unfinished
 
     def settle(self) -> None:
         """Everything comes to its end once faults are over."""
@@ -373,10 +445,13 @@ class World:
             if all(s not in ("pending", "running") for s in statuses):
                 break
             if self.holder is not None:
-                self.advance(self.holder, "answer", [])
+                self.advance(self.holder, calm=True)
         else:
             raise AssertionError("waits for ever")
         self.check()
         for row in self._calls().values():
             waits_for_somebody = row["state"] == "pending" and "awaiting_approval" in statuses
             assert waits_for_somebody or row["state"] in ENDED, f"a call stays {row['state']}"
+            told = self.approved.get(key_of(row))
+            if told is not None and row["state"] == "superseded":
+                assert statuses[told - 1] in ("stopped", "failed"), "told approved, yet it never ran"

@@ -227,11 +227,11 @@ class Lab:
         """A fresh worker process; ``changes`` are settings, or ``toolbox``."""
         self._workers += 1
         store = ProcessStore(self.store)
-        model: Any = replies if hasattr(replies, "complete") else Model(replies)  # type: ignore[arg-type]
+        model: Any = replies if hasattr(replies, "complete") else Model(replies)
         toolbox = changes.pop("toolbox", self.toolbox)
         settings = self.settings.model_copy(update=changes)
         keeper = LeaseKeeper(lambda: SqliteStore(settings), settings.lease_seconds)  # not started: leases are long
-        parts = Parts(settings, store, model, toolbox, keeper, None, f"worker-{self._workers}")  # type: ignore[arg-type]
+        parts = Parts(settings, store, model, toolbox, keeper, None, f"worker-{self._workers}")
         return Process(self, store, model, TurnRunner(parts))
 
     # Clients
@@ -338,3 +338,9 @@ async def lab_in(home: Any, functions: Sequence[Callable[..., Any]], **changes: 
         yield Lab(settings, store, functions)
     finally:
         await store.close()
+
+
+async def soon(event: asyncio.Event) -> None:
+    """Wait for an event that has to come."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await event.wait()

@@ -53,6 +53,7 @@ def pause_for(waiting: Sequence[Call], run: Run, toolbox: Toolbox, approval_seco
         entry.update(
             risk=call.risk,
             tool_description=spec.description if spec else "",
+            can_remember=spec is not None and spec.approval == "by_rule",
             approval_token=token,
             expires_at=expiry,
         )

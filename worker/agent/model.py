@@ -134,7 +134,7 @@ class LitellmModel:
             wait = _wait_seconds(failure, tries)
             if last or loop.time() + wait >= deadline:
                 raise _with_usage(failure.error, spent)
-            log.info("model call tried again", code=failure.error.code, wait_seconds=round(wait, 3))
+            log.info("model_call_tried_again", code=failure.error.code, wait_seconds=round(wait, 3))
             await asyncio.sleep(wait)
         raise AssertionError("unreachable: the last try returns or raises")
 

@@ -14,7 +14,6 @@ from shared.settings import Settings
 from shared.store.base import Claim
 from worker.agent.base import ArtifactAccess, Usage
 
-
 OPTIONS: Final = ("model", "approval_mode", "response_format", "additional_system_prompt", "frontend_tools")
 """Fields of a request that hold for all the work on its question."""
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from scripts.bench.kit.worker import fresh_text
 
 
-async def turns(url: str, history: int, count: int) -> list[float]:
-    """Seconds of each of ``count`` turns on a thread that holds ``history`` messages. Raises ``ImportError``."""
+@asynccontextmanager
+async def thread(url: str, history: int) -> AsyncIterator[Callable[[str], Awaitable[None]]]:
+    """A thread that holds ``history`` messages; the value runs one turn for a question. Raises ``ImportError``."""
     from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
     from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
     from langgraph.graph import END, START, MessagesState, StateGraph
@@ -41,12 +43,11 @@ async def turns(url: str, history: int, count: int) -> list[float]:
         config: Any = {"configurable": {"thread_id": f"bench-{history}-{time.time_ns()}"}}
         if history:
             await app.aupdate_state(config, {"messages": _history(history, HumanMessage, AIMessage)}, as_node="model")
-        seconds = []
-        for number in range(count):
-            started = time.perf_counter()
-            await app.ainvoke({"messages": [HumanMessage(fresh_text(f"{history}/{number}"))]}, config)
-            seconds.append(time.perf_counter() - started)
-        return seconds
+
+        async def turn(question: str) -> None:
+            await app.ainvoke({"messages": [HumanMessage(question)]}, config)
+
+        yield turn
 
 
 def _history(count: int, human: Any, ai: Any) -> Sequence[Any]:

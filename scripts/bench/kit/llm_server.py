@@ -1,7 +1,7 @@
 """A scripted OpenAI-compatible server: streams what a test tells it to, and refuses what strict providers refuse.
 
-Runs on a thread with a loop of its own, on the loopback interface. ``python -m scripts.bench.kit.llm_server`` serves one
-answer for ever, for measurements: its address is the first line on stdout.
+Runs on a thread with a loop of its own, on the loopback interface. ``python -m scripts.bench.kit.llm_server`` serves
+one answer for ever, for measurements: its address is the first line on stdout.
 """
 
 from __future__ import annotations

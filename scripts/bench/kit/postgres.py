@@ -35,7 +35,7 @@ def unprivileged() -> dict[str, Any]:
 
 def cache_folder() -> Path:
     """Where binaries are kept between runs; when we are root, a place that others can read."""
-    base = Path("/var/tmp") if os.getuid() == 0 else Path.home() / ".cache"
+    base = Path("/var/tmp") if os.getuid() == 0 else Path.home() / ".cache"  # noqa: S108  (not guessable content)
     path = base / "turnkeeper-tests"
     path.mkdir(parents=True, exist_ok=True)
     return path

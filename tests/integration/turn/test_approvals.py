@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from shared.errors import ApprovalsOpen
 from tests.integration.turn.conftest import Tools
-from tests.support.agent import Lab, approve, call, deny, results_of, says
+from tests.support.agent import Lab, approve, call, deny, results_of, says, soon
 from worker.agent.tools import ToolRegistry
 
 RESTART = says(None, call("restart", name="web"))
@@ -214,10 +216,8 @@ async def test_an_approval_that_comes_during_a_run_belongs_to_its_own_turn(lab: 
     await lab.decide(approve(a))
     process = lab.process()
     begun, go_on = tools.hold("restart")
-    import asyncio
-
     running = asyncio.create_task(process.run())
-    await begun.wait()
+    await soon(begun)
     await lab.decide(approve(b))
     process.kill()
     assert (await running).status == "lost"

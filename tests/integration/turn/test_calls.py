@@ -10,7 +10,7 @@ import pytest
 
 from shared.errors import ContentRefused, StoreUnavailable
 from tests.integration.turn.conftest import Tools
-from tests.support.agent import Lab, call, raw_call, results_of, says
+from tests.support.agent import Lab, call, raw_call, results_of, says, soon
 
 
 async def test_results_stand_in_call_order_whatever_ends_first(lab: Lab, tools: Tools) -> None:
@@ -57,7 +57,7 @@ async def test_a_slow_store_holds_back_the_side_effect_and_not_the_reading_call(
     process = lab.process([says(None, call("notify", "n", text="x"), call("look", "l", pod="web")), "Done."])
     process.store.before["append"] = wait
     running = asyncio.create_task(process.run())
-    await looked.wait()
+    await soon(looked)
     for _ in range(20):
         await asyncio.sleep(0)
     assert tools.ran == ["look web"]

@@ -10,7 +10,7 @@ from shared.errors import StoreUnavailable
 from shared.events import EventDraft
 from shared.store.base import NotClaimed
 from tests.integration.turn.conftest import Tools
-from tests.support.agent import Held, Lab, Process, approve, call, results_of, says
+from tests.support.agent import Held, Lab, Process, approve, call, results_of, says, soon
 from worker.leases import lease_clock
 
 Matches = Callable[[Sequence[EventDraft], Any], bool]
@@ -60,7 +60,7 @@ async def test_after_the_claim(lab: Lab, tools: Tools) -> None:
     held = Held("Let me")
     first = lab.process([held])
     running = asyncio.create_task(first.run())
-    await held.started.wait()
+    await soon(held.started)
     first.kill()
     assert (await running).status == "lost"
     lab.expire_lease()
@@ -70,7 +70,7 @@ async def test_after_the_claim(lab: Lab, tools: Tools) -> None:
 
 async def test_after_the_answer_was_stored(lab: Lab, tools: Tools) -> None:
     await lab.ask()
-    first = lab.process([BOTH])
+    first = lab.process([BOTH], batch_events=1)
     first.kill_at("before", "append", starting)
     await crash(lab, first)
     tools.ran.clear()
@@ -236,7 +236,7 @@ async def test_too_many_crashes_end_in_a_visible_error(lab: Lab) -> None:
     for _ in range(lab.settings.max_crashes):
         process = lab.process([Held()])
         running = asyncio.create_task(process.run())
-        await process.started.wait()
+        await soon(process.started)
         process.kill()
         await running
         lab.expire_lease()
@@ -257,7 +257,7 @@ async def test_a_worker_whose_turn_was_taken_over_writes_nothing_more(lab: Lab, 
         [says(None, call("look", pod="web")), says(None, call("notify", text="x"))], batch_age_seconds=0.0
     )
     running = asyncio.create_task(zombie.run())
-    await begun.wait()
+    await soon(begun)
     tools.on.clear()
     lab.expire_lease()
     heir = lab.process(["Done."])
@@ -275,7 +275,7 @@ async def test_a_zombie_starts_no_side_effect(lab: Lab, tools: Tools) -> None:
     await lab.ask()
     zombie = lab.process([held])
     running = asyncio.create_task(zombie.run())
-    await held.started.wait()
+    await soon(held.started)
     lab.expire_lease()
     heir = lab.process([says(None, call("notify", text="y")), "Done."])
     assert (await heir.run()).status == "completed"
@@ -299,7 +299,7 @@ async def test_an_expired_lease_that_nobody_took_still_writes(lab: Lab) -> None:
     await lab.ask()
     process = lab.process([held])
     running = asyncio.create_task(process.run())
-    await held.started.wait()
+    await soon(held.started)
     lab.expire_lease()
     held.go_on.set()
     assert (await running).status == "completed"

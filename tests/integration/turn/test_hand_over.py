@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.integration.turn.conftest import Tools
-from tests.support.agent import Held, Lab, call, results_of, says
+from tests.support.agent import Held, Lab, call, results_of, says, soon
 
 QUICK = {"drain_seconds": 0.05, "hard_deadline_seconds": 0.1}
 
@@ -27,7 +27,7 @@ async def test_between_two_steps(lab: Lab, tools: Tools) -> None:
     await lab.ask()
     process = lab.process([says(None, call("look", pod="web"))])
     running = asyncio.create_task(process.run())
-    await begun.wait()
+    await soon(begun)
     leaving = asyncio.create_task(process.turns.leave())
     await asyncio.sleep(0)
     go_on.set()
@@ -44,7 +44,7 @@ async def test_no_call_begins_any_more(lab: Lab, tools: Tools) -> None:
     await lab.ask()
     process = lab.process([held])
     running = asyncio.create_task(process.run())
-    await held.started.wait()
+    await soon(held.started)
     leaving = asyncio.create_task(process.turns.leave())
     await asyncio.sleep(0)
     held.go_on.set()
@@ -59,7 +59,7 @@ async def test_a_model_that_streams_past_the_drain_is_cut_off_and_asked_again(la
     await lab.ask()
     process = lab.process([held], **QUICK)
     running = asyncio.create_task(process.run())
-    await held.started.wait()
+    await soon(held.started)
     await process.turns.leave()
     assert (await running).status == "pending"
     assert await lab.names() == ["user_message"]
@@ -71,7 +71,7 @@ async def test_a_side_effect_is_waited_for(lab: Lab, tools: Tools) -> None:
     await lab.ask()
     process = lab.process([says(None, call("notify", text="x"))])
     running = asyncio.create_task(process.run())
-    await begun.wait()
+    await soon(begun)
     assert process.attempt is not None
     process.attempt.hand_back(hard=False)
     await asyncio.sleep(0)
@@ -88,7 +88,7 @@ async def test_at_the_hard_deadline_it_is_given_up_as_unknown(lab: Lab, tools: T
     await lab.ask()
     process = lab.process([says(None, call("notify", text="x"))], **QUICK)
     running = asyncio.create_task(process.run())
-    await begun.wait()
+    await soon(begun)
     await process.turns.leave()
     assert (await running).status == "pending"
     (told,) = await taken_over(lab, "Who knows.")
@@ -112,12 +112,12 @@ async def test_a_side_effect_whose_start_is_committed_late_does_not_cut_off_its_
 
     process.store.before["append"] = hold_second
     running = asyncio.create_task(process.run())
-    await begun.wait()
+    await soon(begun)
     assert process.attempt is not None
     process.attempt.hand_back(hard=False)
     begun.clear()
     slow.set()
-    await begun.wait()
+    await soon(begun)
     assert not running.done()
     assert tools.ran == ["notify x", "notify y"]
     go_on.set()
@@ -140,7 +140,7 @@ async def test_an_answer_that_came_meanwhile_ends_the_turn(lab: Lab) -> None:
     await lab.ask()
     process = lab.process([held], batch_events=1)
     running = asyncio.create_task(process.run())
-    await held.started.wait()
+    await soon(held.started)
     leaving = asyncio.create_task(process.turns.leave())
     await asyncio.sleep(0)
     held.go_on.set()

@@ -10,7 +10,7 @@ import pytest
 
 from shared.errors import ContextTooLong, ModelUnavailable, RateLimited
 from tests.integration.turn.conftest import Tools
-from tests.support.agent import Held, Lab, call, says
+from tests.support.agent import Held, Lab, call, says, soon
 from worker.agent.base import Usage
 
 
@@ -63,7 +63,7 @@ async def test_the_time_of_a_turn_counts_over_its_attempts(lab: Lab) -> None:
     await lab.ask()
     process = lab.process([Held()])
     running = asyncio.create_task(process.run())
-    await process.started.wait()
+    await soon(process.started)
     process.kill()
     await running
     lab.sql("UPDATE conversation_turns SET started_at = '2020-01-01T00:00:00.000000+00:00'")

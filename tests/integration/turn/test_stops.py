@@ -9,7 +9,7 @@ import pytest
 
 from shared.store.base import NotClaimed
 from tests.integration.turn.conftest import Tools
-from tests.support.agent import Held, Lab, Process, approve, call, results_of, says
+from tests.support.agent import Held, Lab, Process, approve, call, results_of, says, soon
 
 
 async def stop(lab: Lab, process: Process) -> None:
@@ -24,7 +24,7 @@ async def test_while_the_model_streams_the_text_is_kept(lab: Lab) -> None:
     held = Held("Once upon a")
     process = lab.process([held])
     running = asyncio.create_task(process.run())
-    await held.started.wait()
+    await soon(held.started)
     await stop(lab, process)
     report = await running
     assert (report.status, report.finish_reason) == ("stopped", "stopped")
@@ -49,7 +49,7 @@ async def test_before_any_text_nothing_is_kept(lab: Lab) -> None:
     held = Held()
     process = lab.process([held])
     running = asyncio.create_task(process.run())
-    await held.started.wait()
+    await soon(held.started)
     await stop(lab, process)
     await running
     assert await lab.names() == ["user_message", "turn_stopped"]
@@ -62,7 +62,7 @@ async def test_while_a_tool_runs(lab: Lab, tools: Tools, tool: str, state: str) 
     await lab.ask()
     process = lab.process([says("One moment.", call(tool, **{"pod" if tool == "look" else "text": "x"}))])
     running = asyncio.create_task(process.run())
-    await begun.wait()
+    await soon(begun)
     await stop(lab, process)
     assert (await running).status == "stopped"
     assert tools.ended == []
@@ -89,7 +89,7 @@ async def test_a_flag_that_only_the_store_knows_is_heard_with_the_next_batch(lab
     await lab.ask()
     process = lab.process([says(None, call("look", pod="x")), Held()], batch_age_seconds=0.0)
     running = asyncio.create_task(process.run())
-    await begun.wait()
+    await soon(begun)
     await lab.store.stop(lab.conversation_id)
     go_on.set()
     assert (await running).status == "stopped"
@@ -145,7 +145,7 @@ async def test_stopping_a_resumed_turn_closes_what_it_had_not_begun(lab: Lab, to
     await lab.decide(approve(a))
     process = lab.process()
     running = asyncio.create_task(process.run())
-    await begun.wait()
+    await soon(begun)
     await stop(lab, process)
     await running
     assert await lab.states() == ["unknown", "superseded"]

@@ -31,7 +31,7 @@ class FakeRunner:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def start(self) -> None:
+    async def start(self, worker: str) -> None:
         await self._redis.ping()
 
     async def run(self, job: TurnJob, control: JobControl) -> dict[str, Any]:

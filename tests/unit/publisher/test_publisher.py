@@ -91,7 +91,7 @@ def test_events_that_come_while_a_batch_is_in_flight_wait_for_the_next() -> None
     ("emit", "landed_at"),
     [
         (lambda p: p.emit(numbered(1)), 0.25),
-        (lambda p: p.emit(numbered(1), soon=True), 0.0),
+        (lambda p: p.emit(numbered(1), soon=True), 0.005),
         (lambda p: [p.emit(numbered(n)) for n in range(4)], 0.0),
         (lambda p: p.emit(numbered(1, filler="x" * 1_200)), 0.0),
         (lambda p: [p.emit(numbered(n, filler="x" * 600)) for n in range(2)], 0.0),

@@ -1,0 +1,60 @@
+"""Dead letters: what is kept of a job that could not become a turn, so that its sender can find it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from shared.clean import clean
+from shared.errors import TurnkeeperError
+from shared.store.base import Row
+from worker.jobs import TurnJob
+
+PAYLOAD_BYTES: Final = 64_000  # of a job's arguments, at most
+
+
+def letter_of_job(job: TurnJob, error: TurnkeeperError) -> Row:
+    """The letter of a request that was refused."""
+    return {
+        **_letter(job.job_id, job.queue, f"worker.jobs.{job.function}", job.arguments, error),
+        "conversation_id": _text(job.arguments.get("conversation_id")),
+        "account_id": _text(job.arguments.get("account_id")),
+    }
+
+
+def letter_of_stranger(job_id: str, queue: str, payload: dict[str, Any], error: TurnkeeperError) -> Row:
+    """The letter of a job that is none of ours, or cannot be read."""
+    function = payload.get("function")
+    kept = {name: value for name, value in payload.items() if name != "function"}
+    return {
+        **_letter(job_id, queue, function if isinstance(function, str) else "", kept, error),
+        "conversation_id": None,
+        "account_id": None,
+    }
+
+
+def _letter(job_id: str, queue: str, function: str, arguments: dict[str, Any], error: TurnkeeperError) -> Row:
+    payload = clean(_without_tokens(arguments))
+    size = len(orjson.dumps(payload))
+    if size > PAYLOAD_BYTES:
+        payload = {"too_large_to_keep": True, "bytes": size, "keys": sorted(map(str, payload))[:50]}
+    return {
+        "job_id": job_id,
+        "queue": queue,
+        "function": function,
+        "payload": payload,
+        "code": error.code,
+        "description": str(error),
+    }
+
+
+def _without_tokens(value: Any) -> Any:
+    """Approval tokens stay in their event: whoever reads letters must not be able to decide."""
+    if isinstance(value, dict):
+        return {k: _without_tokens(v) for k, v in value.items() if k != "approval_token"}
+    return [_without_tokens(v) for v in value] if isinstance(value, list) else value
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -13,7 +13,7 @@ from shared.store import open_store
 from shared.store.base import Store
 from tests.contract.simulation import World
 
-LIVES = {"sqlite": 120, "postgres": 20, "supabase": 8}
+LIVES = {"sqlite": 80, "postgres": 20, "supabase": 8}
 STEPS = 60
 
 

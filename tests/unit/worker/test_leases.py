@@ -62,7 +62,7 @@ class Holder:
 async def until(met: Callable[[], bool]) -> None:
     """Other threads tell nobody, so this looks."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not met():  # noqa: ASYNC110
+        while not met():
             await asyncio.sleep(0.005)
 
 

@@ -10,6 +10,7 @@ import orjson
 import structlog
 
 from publisher.harden import versions
+from shared import faults
 from shared.errors import ContentRefused, StoreUnavailable
 from shared.events import EventDraft, Finish
 from shared.store.base import Appended, Lease, Store
@@ -61,9 +62,11 @@ class BatchWriter:
         wait = RETRY_SECONDS
         while True:
             try:
+                faults.reach("before_flush" if finish is None else "before_end")
                 answer = await self._store.append(
                     self._lease, self._batch + 1, batch, finish, snapshots_kept=self._snapshots_kept
                 )
+                faults.reach("after_flush" if finish is None else "after_end")
                 break
             except (orjson.JSONEncodeError, RecursionError) as error:  # found by the encoder, before the database did
                 raise ContentRefused(f"Not JSON: {error}; nothing was written.") from None

@@ -57,7 +57,7 @@ class Choice:
         fixed = [
             p["tool_name"]
             for p in pending
-            if p["tool_call_id"] in _named(self.approve, pending) and not p["can_remember"]
+            if p["tool_call_id"] in _named(self.approve, pending) and not p.get("can_remember")
         ]
         if remember and fixed:
             raise RequestInvalid(

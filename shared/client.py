@@ -145,9 +145,12 @@ class Client:
     async def delete(self, conversation_id: str) -> bool:
         """Remove a conversation with all that belongs to it, its live stream too; False if there is none."""
         found = await self.store.delete(conversation_id)
-        if self._redis is not None:
-            with redis_errors("removing the live stream; it goes by itself"):
-                await self._redis.delete(live_key(conversation_id))
+        if found and self._redis is not None:
+            try:
+                with redis_errors("removing the live stream, which goes by itself"):
+                    await self._redis.delete(live_key(conversation_id))
+            except QueueUnavailable as error:
+                _log.warning("live_stream_not_removed", conversation_id=conversation_id, reason=error.description)
         return found
 
     async def _submit(self, kind: str, fields: dict[str, Any]) -> Receipt:

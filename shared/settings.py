@@ -18,6 +18,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import ConfigurationError
+from shared.faults import plan_of
 
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9._/-]+")
 _SOCKET_PATH_LIMIT = 100  # bytes; sun_path holds 104 on macOS, 108 on Linux
@@ -84,6 +85,7 @@ class Settings(BaseSettings):
 
     # Seen from outside
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged")
+    fault: str = Field("", description="For tests only: where a worker dies; `shared/faults.py` explains it")
 
     @field_validator("slots", mode="before")
     @classmethod
@@ -99,6 +101,12 @@ class Settings(BaseSettings):
         if not slots:
             raise ValueError("names no queue")
         return slots
+
+    @field_validator("fault")
+    @classmethod
+    def _known_fault(cls, value: str) -> str:
+        plan_of(value)
+        return value
 
     @field_validator("home", "tools")
     @classmethod

@@ -10,6 +10,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from publisher import RedisLive
+from shared import faults
 from shared.errors import QueueUnavailable, RequestInvalid, RequestRefused, StoreError, TurnkeeperError
 from shared.queues import Ringer
 from shared.requests import RequestRecord, parse_request, record_of
@@ -53,6 +54,7 @@ class Runtime:
         """Import litellm, connect, load tools, start renewing and reaping; turns then carry the name ``worker``.
         Raises ``ConfigurationError`` and ``StoreUnavailable``."""
         settings = self.settings
+        faults.arm(faults.plan_of(settings.fault))
         model = self._model or _litellm_model(settings)
         store = await open_store(settings).open()
         keeper = LeaseKeeper(lambda: open_store(settings), settings.lease_seconds)

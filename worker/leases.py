@@ -95,7 +95,7 @@ class LeaseKeeper:
         store = self._new_store()
         opened = False
         try:
-            while not self._closing.wait(self._lease_seconds / RENEWALS_PER_LEASE):
+            while not await self._closed_within(self._lease_seconds / RENEWALS_PER_LEASE):
                 if time.monotonic() - self._ticked_at > self._stalled_seconds:
                     log.error("leases_left_to_expire", held=len(self._held))
                     continue
@@ -117,6 +117,10 @@ class LeaseKeeper:
         finally:
             if opened:
                 await store.close()
+
+    async def _closed_within(self, seconds: float) -> bool:
+        """Wait without holding up this thread's loop, on which a store's connection pool has tasks of its own."""
+        return await asyncio.to_thread(self._closing.wait, seconds)
 
     async def _renew(self, store: Store, held: list[HeldLease]) -> None:
         sent_at = lease_clock()

@@ -20,6 +20,7 @@ from rq.suspension import WORKERS_SUSPENDED
 from rq.utils import as_text, current_timestamp
 from rq.worker.base import WorkerStatus
 
+from shared import faults
 from shared.errors import StoreError
 from shared.log import bind, get_logger
 from shared.queues import redis_errors
@@ -229,6 +230,7 @@ class Intake:
             started = asyncio.create_task(self._store(lambda pipe: self._started(pipe, running)))
             outcome = await self._run(running)
             await started
+            faults.reach("before_finalise")
             replies = await self._store(lambda pipe: self._ended(pipe, running, *outcome), atomic=True)
         finally:
             del self.running[running.execution.id]

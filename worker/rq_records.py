@@ -31,17 +31,21 @@ MAX_DATA_BYTES = 64_000_000  # uncompressed arguments of a job, with the images 
 UNREADABLE_BYTES = 3_000  # how much of data that cannot be read goes into the record of its refusal
 
 PUT_BACK = """
-if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 0 then return 0 end
+if not redis.call('LPOS', KEYS[1], ARGV[1]) then return 0 end
+local known = redis.call('EXISTS', KEYS[3])
+if known == 1 then
+    redis.call('HSET', KEYS[3], 'status', 'queued')
+    redis.call('LPUSH', KEYS[2], ARGV[1])
+end
+redis.call('LREM', KEYS[1], 1, ARGV[1])
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', ARGV[2])) do
     if string.sub(member, 1, #ARGV[1] + 1) == ARGV[1] .. ':' then redis.call('ZREM', KEYS[4], member) end
 end
-if redis.call('EXISTS', KEYS[3]) == 0 then return 0 end
-redis.call('HSET', KEYS[3], 'status', 'queued')
-redis.call('LPUSH', KEYS[2], ARGV[1])
-return 1
+return known
 """
 """From the intermediate list to the front of the queue, once even if several workers try; 1 if it was put back.
-KEYS: intermediate list, queue, job, started jobs. ARGV: job id, now."""
+KEYS: intermediate list, queue, job, started jobs. ARGV: job id, now. A full Redis refuses what grows and allows what
+shrinks, and nothing is undone: so what may be refused comes first."""
 
 
 class Refused(Exception):
@@ -135,6 +139,11 @@ def started(pipe: Any, running: Running) -> None:
     job.started_job_registry.add_execution(execution, pipe, ttl=EXECUTION_SECONDS)
     pipe.sadd(execution.worker_executions_key, execution.composite_key)
     pipe.expire(execution.worker_executions_key, EXECUTION_SECONDS + 60)
+
+
+def not_run(pipe: Any, running: Running) -> None:
+    """The job was taken here, and goes back to its queue as it came; ``PUT_BACK`` follows."""
+    running.execution.delete(job=running.job, pipeline=pipe)
 
 
 def alive(pipe: Any, running: Running) -> None:

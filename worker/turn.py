@@ -18,6 +18,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from publisher import EventPublisher, LiveSink, PublisherLimits
+from shared import faults
 from shared.errors import LeaseLost, RateLimited, StoreError, StoreUnavailable, TurnkeeperError
 from shared.events import (
     AI_MESSAGE,
@@ -32,7 +33,7 @@ from shared.events import (
 from shared.live import LiveEntry
 from shared.requests import Artifact, RequestRecord
 from shared.settings import Settings
-from shared.store.base import Appended, Claim, Lease, NotClaimed, Store
+from shared.store.base import Appended, Claim, Lease, NotClaimed, Ring, Store
 from worker.agent.base import ChatModel, Toolbox
 from worker.agent.loop import AgentLoop
 from worker.agent.run import Answered, Outcome, Paused, Run, run_of
@@ -168,7 +169,7 @@ class TurnRunner:
         async def claim() -> Claim | NotClaimed:
             nonlocal sent_at
             sent_at = lease_clock()
-            return await self._parts.store.claim(
+            claimed = await self._parts.store.claim(
                 conversation_id,
                 worker=self._parts.worker,
                 claim_id=claim_id,
@@ -176,6 +177,9 @@ class TurnRunner:
                 max_crashes=settings.max_crashes,
                 record=record,
             )
+            if isinstance(claimed, Claim):
+                faults.reach("after_claim")
+            return claimed
 
         def give_up() -> bool:  # what is recorded is rung again by the reaper; what is not is only in our hands
             return self._leaving or (record is None and time.monotonic() > give_up_at)
@@ -283,8 +287,15 @@ class TurnRunner:
     async def _hand_back(self, publisher: EventPublisher, lease: Lease, delay: float, why: str) -> TurnReport:
         """Flush and release. While the store is away this goes on until the lease is lost or the process ends."""
         await publisher.barrier()
+
+        async def release() -> Ring:
+            faults.reach("before_release")
+            ring = await self._parts.store.release(lease, delay)
+            faults.reach("after_release")
+            return ring
+
         try:
-            ring = await patiently(lambda: self._parts.store.release(lease, delay), give_up=lambda: publisher.lost)
+            ring = await patiently(release, give_up=lambda: publisher.lost)
         except StoreUnavailable:
             raise LeaseLost("The store was away until the lease was gone; the turn is taken over.") from None
         queue = ring.queue if delay == 0 else None

@@ -7,6 +7,8 @@ PgBouncer in transaction mode may stand in between.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Self, cast
 
 import orjson
@@ -21,6 +23,7 @@ from shared.store.json_store import JsonStore
 from shared.store.server import CALL_TIMEOUT_SECONDS, check_schema, error_of, late, schema_outdated
 
 IDLE_SECONDS = 300.0  # an unused connection beyond the first is closed after so long
+CANCEL_SECONDS = 1.0  # for cancelling a late statement on the server; then the connection is dropped
 
 _SESSION: dict[str, Any] = {
     "autocommit": True,
@@ -45,8 +48,10 @@ class PostgresStore(JsonStore):
             max_size=settings.database_pool_size,
             timeout=call_timeout_seconds,
             max_idle=IDLE_SECONDS,
+            # The pool's pauses between its own tries double without end; once it gives up, the next call tries anew.
+            reconnect_timeout=call_timeout_seconds,
             configure=_decode_with_orjson,
-            kwargs=_SESSION,
+            kwargs={**_SESSION, "connect_timeout": max(1, round(call_timeout_seconds))},
             open=False,
         )
 
@@ -94,7 +99,7 @@ class PostgresStore(JsonStore):
         statement = f'SELECT "{self._schema}".{function}({names})'
         values = [_json(value) if isinstance(value, dict | list) else value for value in arguments.values()]
         try:
-            async with asyncio.timeout(self._timeout), self._pool.connection() as connection:
+            async with self._in_time(), self._connection() as connection:
                 cursor = await connection.execute(statement, values)
                 row = await cursor.fetchone()
         except TimeoutError:
@@ -102,6 +107,33 @@ class PostgresStore(JsonStore):
         except UnicodeEncodeError as error:  # a lone surrogate in a plain argument
             raise error_of("22021", str(error), None) from error
         return row[0] if row is not None else None
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Raises ``TimeoutError``. psycopg cancels a late statement on the server, which may be out of reach too: a
+        second interruption ends that."""
+        async with asyncio.timeout(self._timeout + CANCEL_SECONDS), asyncio.timeout(self._timeout):
+            yield
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """A connection that the server has not closed meanwhile. After a restart all idle ones are dead, and a call
+        that met them one by one would fail as often."""
+        while True:
+            async with self._pool.connection() as connection:
+                if await _is_open(connection):
+                    yield connection
+                    return
+
+
+async def _is_open(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Looks only at what the server has sent already, so it costs no round trip; what is dead is closed."""
+    try:
+        connection.pgconn.consume_input()
+    except psycopg.OperationalError:
+        await connection.close()
+        return False
+    return True
 
 
 def _json(value: Any) -> Jsonb:

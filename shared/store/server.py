@@ -21,7 +21,7 @@ SCHEMA_VERSION = 9
 CALL_TIMEOUT_SECONDS = 5.0  # of one call, waiting for a connection included
 
 _OUT_OF_TIME_OR_REACH = re.compile(
-    r"08\w{3}"  # connection
+    r"08\w{3}|25006"  # connection; read-only, as the old primary is during a failover
     r"|40001|40P01"  # serialization, deadlock
     r"|53\w{3}"  # too many connections, disk or memory full
     r"|55P03|57014|57P0\d"  # lock timeout, cancelled, shutting down

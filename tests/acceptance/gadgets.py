@@ -20,3 +20,11 @@ def restart(deployment: str) -> str:
     with Path(os.environ["GADGETS_JOURNAL"]).open("a") as journal:
         journal.write(f"{deployment}\n")
     return f"restarted {deployment}"
+
+
+@tool(risk="side_effect", approval="never")
+def bump(counter: str) -> str:
+    """Add one to a counter."""
+    with Path(os.environ["GADGETS_JOURNAL"]).open("a") as journal:
+        journal.write(f"{counter}\n")
+    return f"bumped {counter}"

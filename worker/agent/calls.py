@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 import structlog
 
+from shared import faults
 from shared.errors import StoreError
 from shared.events import TOOL_CALL_RESULT, TOOL_CALL_STARTED, CallResult, CallState, EventDraft
 from shared.history import Message, OpenCall
@@ -82,7 +83,9 @@ class CallRunner:
         self._events.emit(started, soon=effect)
         if not effect:
             return await self._execute(call, arguments, spec)
+        faults.reach("before_executing")
         await self._events.barrier()
+        faults.reach("after_executing")
         with self._guard.side_effect():
             return await self._execute(call, arguments, spec)
 
@@ -119,7 +122,9 @@ class CallRunner:
     async def _execute(self, call: Call, arguments: dict[str, Any], spec: ToolSpec | None) -> Message:
         timeout = (spec.timeout_seconds if spec else None) or self._timeout_seconds
         started = time.monotonic()
+        faults.reach("before_tool")
         result = await self._toolbox.call(call.tool_name, arguments, self._context(call, timeout))
+        faults.reach("after_tool")
         elapsed_ms = round((time.monotonic() - started) * 1000)
         fitted = replace(result, content=await self._fitting(call, result.content))
         return self._record(call, result.status, fitted, duration_ms=elapsed_ms)

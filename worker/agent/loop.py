@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from shared import faults
 from shared.errors import ApprovalStale, EmptyAnswer, ModelError, RequestInvalid, StepLimit
 from shared.events import AI_MESSAGE, EventDraft
 from shared.history import open_calls, pair
@@ -117,6 +118,7 @@ class AgentLoop:
         }
         self._ledger.add(run.turn, ingested.calls)
         self._events.emit(EventDraft(AI_MESSAGE, data, ingested.calls), soon=bool(ingested.calls))
+        faults.reach("after_ai_message")
         run.messages.append(ingested.message)
 
     async def _ask(self, step: int, *, may_call: bool, nudge: bool = False) -> ModelReply:
@@ -141,7 +143,10 @@ class AgentLoop:
             images=await load_images(messages, run.artifacts),
         )
         try:
-            return await self._model.complete(request, on_delta)
+            faults.reach("before_model")
+            reply = await self._model.complete(request, on_delta)
+            faults.reach("after_model")
+            return reply
         except ModelError:
             run.partial.clear()  # a later attempt starts its answer anew
             raise

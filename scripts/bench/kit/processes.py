@@ -20,9 +20,10 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with_the_run() -> None:
-    """In the child: the kernel stops it when the test run is killed, which no fixture outlives."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+def die_with_parent() -> None:
+    """In the child: the kernel stops it when its parent is killed, which no fixture outlives. Linux only."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def free_port() -> int:
@@ -46,7 +47,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=_die_with_the_run if sys.platform == "linux" else None,
+            preexec_fn=die_with_parent,
             **popen,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)

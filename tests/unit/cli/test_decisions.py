@@ -11,7 +11,7 @@ from scripts.decisions import Choice
 from shared.errors import RequestInvalid
 
 PENDING = [
-    {"tool_call_id": "c1", "tool_name": "restart", "approval_token": "t1"},
+    {"tool_call_id": "c1", "tool_name": "restart", "approval_token": "t1", "can_remember": True},
     {"tool_call_id": "c2", "tool_name": "scale", "approval_token": "t2"},
     {"tool_call_id": "c3", "tool_name": "delete", "approval_token": "t3"},
 ]
@@ -70,6 +70,11 @@ def test_remember_is_a_scope_with_an_optional_prefix(text: str, expected: dict[s
     approved, denied = Choice(approve=("c1",), deny=("c2",), remember=text).decisions(PENDING)
     assert approved["remember"] == expected
     assert "remember" not in denied
+
+
+def test_remembering_what_is_asked_every_time_is_refused() -> None:
+    with pytest.raises(RequestInvalid, match="no effect on scale"):
+        Choice(approve=("c2",), remember="user").decisions(PENDING)
 
 
 def test_an_id_that_waits_twice_is_decided_for_both() -> None:

@@ -84,7 +84,8 @@ class EventPublisher:
         self._failure: Exception | None = None
         self._stop_requested = self._leaving = False
         self._wake = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._flush_at = 0.0  # when the timer is due; uvloop's for no delay cannot tell
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._flusher: asyncio.Task[None] | None = None
         self._delta_step = self._delta_count = 0
@@ -196,9 +197,10 @@ class EventPublisher:
         self._emitted += 1
         if at_once or len(self._queue) >= self._limits.batch_events or self._queued_bytes >= self._limits.batch_bytes:
             self._flush_now()
-        elif self._timer is None or self._timer.when() > self._loop.time() + wait_seconds:
+        elif self._timer is None or self._flush_at > self._loop.time() + wait_seconds:
             if self._timer is not None:
                 self._timer.cancel()
+            self._flush_at = self._loop.time() + wait_seconds
             self._timer = self._loop.call_later(wait_seconds, self._flush_now)
 
     def _flush_now(self) -> None:

@@ -129,10 +129,10 @@ def open_calls(messages: Sequence[Message]) -> list[OpenCall]:
         if not calls:
             continue
         answered: dict[str, int] = {}
-        for later in messages[index + 1 :]:
-            if later.get("role") != "tool":
+        for later in range(index + 1, len(messages)):
+            if messages[later].get("role") != "tool":
                 break
-            identifier = str(later.get("tool_call_id", ""))
+            identifier = str(messages[later].get("tool_call_id", ""))
             answered[identifier] = answered.get(identifier, 0) + 1
         for position, call in enumerate(calls):
             identifier = str(call.get("id", ""))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import structlog
 
+from shared.errors import StoreUnavailable
 from shared.events import AI_MESSAGE, AI_MESSAGE_DELTA, APPROVAL_REQUIRED, HOLMES_NAMES, SNAPSHOTS, TERMINALS
 from shared.queues import live_key
 from shared.store.base import Row, Store
@@ -30,6 +31,7 @@ Until = int | Callable[[Row], bool] | None
 
 SILENCE_SECONDS = 2.0  # without a stored event: look into the store
 POLL_SECONDS = 0.1  # between looks into the store while there is no stream; doubles up to SILENCE_SECONDS
+OUTAGE_SECONDS = 0.5  # between reads while the store is away
 PAGE = 1_000  # events of one read
 UNFINISHED = frozenset({"pending", "running"})
 
@@ -88,7 +90,7 @@ async def follow(
     ``until``: a turn's number, to end with that turn; or a predicate, to end behind the first row that it accepts;
     or None, to go on for ever. Never a delta of a step whose ``ai_message`` came before. A delta row with
     ``data.reset`` says: discard the unfinished text, another attempt begins anew; ``data.gap`` says that text before
-    it was missed (``ai_message`` will have it whole). Raises ``StoreUnavailable``; start again after the last ``seq``.
+    it was missed (``ai_message`` will have it whole). While the store is away it waits.
     """
     turn = until if isinstance(until, int) else None
     async with aclosing(_rows(store, _Stream(redis, conversation_id), View(after), turn)) as rows:
@@ -126,7 +128,7 @@ async def _rows(store: Store, stream: _Stream, view: View, turn: int | None) -> 
 
 async def _stored(store: Store, conversation_id: str, view: View) -> AsyncGenerator[Row, None]:
     while True:
-        page = await store.events(conversation_id, after=view.seq, limit=PAGE)
+        page = await _read(lambda: store.events(conversation_id, after=view.seq, limit=PAGE))
         for row in page:
             for shown in view.take({**row, "data": public_data(row["event"], row["data"])}, known=True):
                 yield shown
@@ -136,7 +138,21 @@ async def _stored(store: Store, conversation_id: str, view: View) -> AsyncGenera
 
 async def _has_ended(store: Store, conversation_id: str, turn: int) -> bool:
     """Also when there is no such turn any more."""
-    return not any(t["turn"] == turn and t["status"] in UNFINISHED for t in await store.turns(conversation_id))
+    turns = await _read(lambda: store.turns(conversation_id))
+    return not any(t["turn"] == turn and t["status"] in UNFINISHED for t in turns)
+
+
+async def _read(read: Callable[[], Awaitable[list[Row]]]) -> list[Row]:
+    """What the store says, once it can be reached: whoever follows would only have to begin again."""
+    told = False
+    while True:
+        try:
+            return await read()
+        except StoreUnavailable as error:
+            if not told:
+                _log.warning("store_unavailable", reason=error.description)
+            told = True
+        await asyncio.sleep(OUTAGE_SECONDS)
 
 
 class View:

@@ -7,6 +7,7 @@ two trips a job), and a client needs no RQ.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 import zlib
@@ -40,6 +41,7 @@ HEALTH_CHECK_SECONDS = 30
 POOL_SECONDS = 20.0
 MAX_CONNECTIONS = 16  # of one client
 RETRIES = 2  # of a command on a fresh connection, 50 ms and 100 ms later
+RING_SECONDS = 5.0  # for ringing, tries included: somebody waits, and what was recorded is rung later anyway
 
 
 def live_key(conversation_id: str) -> str:
@@ -135,7 +137,8 @@ class Ringer:
             for queue, job_id, job in jobs:
                 pipe.hset(f"{RQ_PREFIX}:job:{job_id}", mapping=job)
                 pipe.rpush(queue_key(queue), job_id)
-            await pipe.execute()
+            async with asyncio.timeout(RING_SECONDS):
+                await pipe.execute()
 
     async def epoch_missing(self) -> bool:
         """Redis was emptied since ``set_epoch``. Raises ``QueueUnavailable``."""

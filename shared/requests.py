@@ -23,6 +23,7 @@ from shared.errors import RequestInvalid, RequestTooLarge
 
 SCHEMA_VERSION = 1
 TITLE_CHARACTERS = 80
+MAX_DEPTH = 64  # of nested objects and arrays; far below what JSON encoders and databases give up at
 _NAMESPACE = uuid.UUID("6b1f3c1e-2f4b-5b7e-9a55-6a1b0a4f7a11")
 
 Identifier = Annotated[str, Field(min_length=1, max_length=200)]
@@ -59,7 +60,7 @@ class Target(_Model):
 class Image(_Model):
     """A picture in a question: by ``url``, or as base64 ``data`` that is stored as an artifact."""
 
-    url: str | None = None
+    url: str | None = Field(None, pattern=r"^(https?://|data:image/)")
     data: str | None = Field(None, repr=False)
     media_type: str = "image/png"
 
@@ -136,6 +137,13 @@ class _Request(_Model):
     response_format: dict[str, Any] | None = None
     additional_system_prompt: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_deep(cls, value: Any) -> Any:
+        if _too_deep(value):
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+        return value
+
     @model_validator(mode="after")
     def _decide_once(self) -> Self:
         for position, decision in enumerate(self.tool_decisions):
@@ -188,6 +196,8 @@ def parse_request(kind: str, arguments: dict[str, Any]) -> Request:
     model = _KINDS.get(kind)
     if model is None:
         raise RequestInvalid(f"Unknown kind of request {kind!r}; nothing was recorded.")
+    if _too_deep(arguments):
+        raise RequestInvalid(f"The request was not recorded: it is nested deeper than {MAX_DEPTH} levels.")
     try:
         return model.model_validate(clean(arguments))
     except ValidationError as error:
@@ -196,6 +206,20 @@ def parse_request(kind: str, arguments: dict[str, Any]) -> Request:
             for e in error.errors(include_input=False)[:10]
         )
         raise RequestInvalid(f"The request was not recorded: {wrong}.") from None
+
+
+def _too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list | tuple)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,16 +315,20 @@ def token_sha256(token: str) -> str:
 
 
 def _store_image(image: Image, conversation_id: str, artifacts: list[Artifact]) -> dict[str, str]:
+    media_type, data = image.media_type, image.data or ""
     if image.url is not None:
-        return {"url": image.url}
+        inline = re.fullmatch(r"data:(image/[\w.+-]+);base64,(.*)", image.url, re.DOTALL)
+        if inline is None:
+            return {"url": image.url}
+        media_type, data = inline.groups()
     try:
-        content = base64.b64decode(image.data or "", validate=True)
+        content = base64.b64decode(data, validate=True)
     except binascii.Error:
         raise RequestInvalid("images: data is not base64; nothing was recorded.") from None
-    artifact = Artifact.of(conversation_id, "image", image.media_type, content)
+    artifact = Artifact.of(conversation_id, "image", media_type, content)
     if artifact.artifact_id not in {a.artifact_id for a in artifacts}:
         artifacts.append(artifact)
-    return {"artifact_id": artifact.artifact_id, "media_type": image.media_type}
+    return {"artifact_id": artifact.artifact_id, "media_type": media_type}
 
 
 _NOT_CONTENT = {"request_id", "queue", "default_account", "digest", "account_id", "title", "target_id"}

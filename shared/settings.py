@@ -83,6 +83,13 @@ class Settings(BaseSettings):
     live_seconds: float = Field(3_600, gt=0, description="Life of a live stream after its last entry")
     snapshots_kept: int = Field(1, ge=1, description="Newest snapshots that keep their messages")
 
+    # Redaction
+    redaction: Literal["on", "off"] = Field("on", description="Replace secrets in what people, tools and models say")
+    redact: Path | None = Field(None, description="YAML file of further patterns, `name: regular expression`")
+    redaction_key: SecretStr | None = Field(
+        None, description="Key of the markers' digests; by default derived, see docs/security.md"
+    )
+
     # Seen from outside
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged")
     fault: str = Field("", description="For tests only: where a worker dies; `shared/faults.py` explains it")
@@ -108,7 +115,7 @@ class Settings(BaseSettings):
         plan_of(value)
         return value
 
-    @field_validator("home", "tools")
+    @field_validator("home", "tools", "redact")
     @classmethod
     def _expand(cls, value: Path | None) -> Path | None:
         return value.expanduser().absolute() if value is not None else None

@@ -94,7 +94,9 @@ class Runtime:
                 return await self._drive(wanted, job, control)
             except RequestRefused as error:
                 log.warning("request_refused", code=error.code)
-                await self._keep(letter_of_job(job, error))
+                letter = letter_of_job(job, error)
+                assert self._turns is not None
+                await self._turns.patiently(lambda: self._keep(letter))
                 return {"status": "refused", "error": error.as_dict()}
 
     async def refuse(self, job_id: str, queue: str, payload: dict[str, Any], error: TurnkeeperError) -> None:

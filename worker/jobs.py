@@ -59,7 +59,8 @@ class JobRunner(Protocol):
         ...
 
     async def run(self, job: TurnJob, control: JobControl) -> dict[str, Any]:
-        """Run a job to its end; the job's result, JSON, with a ``status``. Raises only on bugs."""
+        """Run a job to its end; the job's result, JSON, with a ``status``. Raises ``StoreUnavailable`` when it could
+        not begin, and the job goes back to its queue; anything else is a bug."""
         ...
 
     async def drain(self) -> None:

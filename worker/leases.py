@@ -22,6 +22,7 @@ from shared.store.base import Lease, Store
 STALLED_SECONDS: Final = 60.0
 TICKS_PER_STALL: Final = 60
 RENEWALS_PER_LEASE: Final = 3
+RETRIES_PER_LEASE: Final = 10  # after a renewal that failed
 
 log = structlog.get_logger(__name__)
 
@@ -84,18 +85,23 @@ class LeaseKeeper:
             self._held.pop(held.lease.token, None)
 
     async def _tick(self) -> None:
+        """Show that the loop lives, and give up what has expired: here, since a renewal may hang."""
         while True:
             self._ticked_at = time.monotonic()
-            await asyncio.sleep(self._stalled_seconds / TICKS_PER_STALL)
+            with self._lock:
+                expired = [held for held in self._held.values() if held.expired()]
+            for held in expired:
+                held.on_lost()
+            await asyncio.sleep(min(self._stalled_seconds / TICKS_PER_STALL, self._lease_seconds / RETRIES_PER_LEASE))
 
     def _run(self) -> None:
         asyncio.run(self._renew_until_closed())
 
     async def _renew_until_closed(self) -> None:
         store = self._new_store()
-        opened = False
+        opened, tries = False, RENEWALS_PER_LEASE
         try:
-            while not await self._closed_within(self._lease_seconds / RENEWALS_PER_LEASE):
+            while not await self._closed_within(self._lease_seconds / tries):
                 if time.monotonic() - self._ticked_at > self._stalled_seconds:
                     log.error("leases_left_to_expire", held=len(self._held))
                     continue
@@ -103,17 +109,18 @@ class LeaseKeeper:
                     held = list(self._held.values())
                 if not held:
                     continue
+                tries = RETRIES_PER_LEASE
                 try:
                     async with asyncio.timeout(self._lease_seconds):
                         if not opened:
                             await store.open()
                             opened = True
                         await self._renew(store, held)
+                    tries = RENEWALS_PER_LEASE
                 except (StoreError, TimeoutError) as error:
                     log.warning("leases_not_renewed", error=type(error).__name__, held=len(held))
-                except Exception:  # a bug must not end the thread: what is held would never be given up
+                except Exception:  # a bug must not end the thread: nothing would be renewed any more
                     log.exception("leases_not_renewed")
-                self._give_up_expired(held)
         finally:
             if opened:
                 await store.close()
@@ -132,11 +139,6 @@ class LeaseKeeper:
             lease.renewed_at = sent_at
             if lease.lease.token in renewed.stopped:
                 self._call(lease.on_stopped)
-
-    def _give_up_expired(self, held: list[HeldLease]) -> None:
-        for lease in held:
-            if lease.expired():
-                self._call(lease.on_lost)
 
     def _call(self, callback: Callable[[], None]) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -8,7 +8,7 @@ import structlog
 
 from shared.errors import QueueUnavailable, StoreError
 from shared.queues import Ringer
-from shared.store.base import Store
+from shared.store.base import Ring, Store
 
 log = structlog.get_logger(__name__)
 
@@ -23,6 +23,7 @@ class Reaper:
         self._ringer = ringer
         self._interval_seconds = interval_seconds
         self._trouble: str | None = None
+        self._owed: list[Ring] = []
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -37,15 +38,22 @@ class Reaper:
                 if self._trouble != error.code:
                     log.warning("not_reaping", error=error.code)
                 self._trouble = error.code
+            except Exception:  # a bug must not end the reaping: nobody would notice until a ring is missed
+                more = False
+                log.exception("not_reaping")
             if not more:
                 await asyncio.sleep(self._interval_seconds)
 
     async def once(self) -> bool:
-        """One round; True when there may be more to ring for."""
+        """One round; True when there may be more to ring for. What a round could not ring, the next one rings: the
+        store believes that it was rung, and would tell of it only after its back-off."""
         lost_memory = await self._ringer.epoch_missing()
-        rings = await self._store.reap(limit=LIMIT, everything=lost_memory)
+        if lost_memory or not self._owed:
+            self._owed = await self._store.reap(limit=LIMIT, everything=lost_memory)
+        rings = self._owed
         if rings:
             await self._ringer.ring(rings)
+        self._owed = []
         if len(rings) == LIMIT:
             return True
         if lost_memory:

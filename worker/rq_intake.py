@@ -21,7 +21,7 @@ from rq.utils import as_text, current_timestamp
 from rq.worker.base import WorkerStatus
 
 from shared import faults
-from shared.errors import StoreError
+from shared.errors import StoreError, StoreUnavailable
 from shared.log import bind, get_logger
 from shared.queues import redis_errors
 from worker import rq_records as records
@@ -221,7 +221,7 @@ class Intake:
         try:
             request = records.read_job(job, raw)
         except records.Refused as refused:
-            await self._refuse(job, refused)
+            await self._refuse(queue, job, refused)
             return
         running = records.Running.of(job, request, self._worker_name)
         self.running[running.execution.id] = running
@@ -230,6 +230,10 @@ class Intake:
             started = asyncio.create_task(self._store(lambda pipe: self._started(pipe, running)))
             outcome = await self._run(running)
             await started
+            if outcome is None:
+                await self._store(lambda pipe: records.not_run(pipe, running))
+                await self.put_back(queue, job_id)
+                return
             faults.reach("before_finalise")
             replies = await self._store(lambda pipe: self._ended(pipe, running, *outcome), atomic=True)
         finally:
@@ -237,12 +241,15 @@ class Intake:
         if replies[-1] or job.has_rate_limit:
             await self._wake_others(queue, job)
 
-    async def _run(self, running: records.Running) -> tuple[JobStatus, Any, str | None]:
-        """How the job ended: its status, its value, and the reason if it failed."""
+    async def _run(self, running: records.Running) -> tuple[JobStatus, Any, str | None] | None:
+        """How the job ended: its status, its value, and the reason if it failed; None if it did not begin."""
         request, control = running.request, running.control
         log.info("job_started", function=request.function, queue=request.queue)
         try:
             value = await self._runner.run(request, control)
+        except StoreUnavailable as error:  # nothing was recorded: what the job brings is in the queue or nowhere
+            log.warning("job_goes_back", error=error.description)
+            return None
         except Exception:
             log.exception("job_failed", function=request.function)
             return JobStatus.FAILED, None, traceback.format_exc()
@@ -250,11 +257,16 @@ class Intake:
         stopped = control.stop_requested.is_set() and value.get("status") == "stopped"
         return JobStatus.STOPPED if stopped else JobStatus.FINISHED, value, None
 
-    async def _refuse(self, job: Job, refused: records.Refused) -> None:
+    async def _refuse(self, queue: Queue, job: Job, refused: records.Refused) -> None:
         log.warning("job_refused", error=refused.error.description)
         if isinstance(self._runner, RefusalRecorder):
             try:
                 await self._runner.refuse(job.id, job.origin, refused.payload, refused.error)
+            except StoreUnavailable as error:
+                log.warning("job_goes_back", error=error.description)
+                await self._pause(LAST_RETRY_SECONDS)
+                await self.put_back(queue, job.id)
+                return
             except StoreError as error:
                 log.error("refusal_not_recorded", error=str(error))
         end = records.End(JobStatus.FAILED, self._worker_name, self._result_ttl, reason=str(refused.error))

@@ -172,23 +172,18 @@ class ConversationWorker(BaseWorker):
                 pipe: Any = redis.pipeline(transaction=False)
                 self.heartbeat(WORKER_SECONDS, pipeline=pipe)
                 self.set_state(intake.state, pipeline=pipe)
+                worker_registration.register(self, pipe)  # a Redis that evicts may forget this and keep the rest
                 for running in intake.running.values():
                     records.alive(pipe, running)
                 replies = await pipe.execute()
                 if replies[0] == 1:  # the hash was gone, so Redis has lost us
-                    await self._register_again(redis)
+                    await redis.hset(self.key, mapping=self.serialize())
                 await self._recover(intake, redis)
             except RedisError as error:
                 log.warning("redis_unavailable", error=str(error))
             except Exception:
                 log.exception("upkeep_failed")
             await asyncio.sleep(BEAT_SECONDS)
-
-    async def _register_again(self, redis: Redis) -> None:
-        pipe: Any = redis.pipeline(transaction=False)
-        pipe.hset(self.key, mapping=self.serialize())
-        worker_registration.register(self, pipe)
-        await pipe.execute()
 
     async def _recover(self, intake: Intake, redis: Redis) -> None:
         """Put back jobs that were taken and that nobody runs, when they were so at the previous look too: between a

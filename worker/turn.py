@@ -38,7 +38,7 @@ from worker.agent.base import ChatModel, Toolbox
 from worker.agent.loop import AgentLoop
 from worker.agent.run import Answered, Outcome, Paused, Run, run_of
 from worker.attempt import Attempt, HandBack, TurnStopped
-from worker.leases import HeldLease, LeaseKeeper, lease_clock
+from worker.leases import RENEWALS_PER_LEASE, HeldLease, LeaseKeeper, lease_clock
 
 log = structlog.get_logger(__name__)
 
@@ -159,6 +159,10 @@ class TurnRunner:
             return False
         return True
 
+    async def patiently(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Repeat a call until the store is back or the worker leaves. Raises ``StoreUnavailable``."""
+        return await patiently(call, give_up=lambda: self._leaving)
+
     async def claim(self, conversation_id: str, record: RequestRecord | None) -> tuple[Claim | NotClaimed, float]:
         """Claim the lowest unfinished turn, and the lease clock at the send of the claim that succeeded. A lost reply
         is asked for again under the same claim id, so it cannot leave a turn that nobody runs."""
@@ -166,7 +170,7 @@ class TurnRunner:
         give_up_at = time.monotonic() + settings.lease_seconds
         sent_at = lease_clock()
 
-        async def claim() -> Claim | NotClaimed:
+        async def claim_once() -> Claim | NotClaimed:
             nonlocal sent_at
             sent_at = lease_clock()
             claimed = await self._parts.store.claim(
@@ -180,6 +184,13 @@ class TurnRunner:
             if isinstance(claimed, Claim):
                 faults.reach("after_claim")
             return claimed
+
+        async def claim() -> Claim | NotClaimed:
+            """Asked again, a lease begins anew: one that waited long for a connection may have no time left by our
+            own clock, and then its first side effect would not be started."""
+            claimed = await claim_once()
+            late = isinstance(claimed, Claim) and lease_clock() - sent_at > settings.lease_seconds / RENEWALS_PER_LEASE
+            return await claim_once() if late else claimed
 
         def give_up() -> bool:  # what is recorded is rung again by the reaper; what is not is only in our hands
             return self._leaving or (record is None and time.monotonic() > give_up_at)

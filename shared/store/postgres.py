@@ -129,7 +129,8 @@ class PostgresStore(JsonStore):
 async def _is_open(connection: psycopg.AsyncConnection[Any]) -> bool:
     """Looks only at what the server has sent already, so it costs no round trip; what is dead is closed."""
     try:
-        connection.pgconn.consume_input()
+        connection.pgconn.consume_input()  # its last words
+        connection.pgconn.consume_input()  # and the end behind them
     except psycopg.OperationalError:
         await connection.close()
         return False

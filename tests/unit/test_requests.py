@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from shared.errors import RequestInvalid, RequestTooLarge
 from shared.requests import Artifact, Ask, RequestRecord, Retry, ToolDecisions, parse_request, record_of, token_sha256
@@ -227,3 +228,35 @@ def test_targets_of_the_same_place_share_an_id() -> None:
 
 def test_only_the_start_of_a_long_question_is_the_title() -> None:
     assert recorded(ask="word " * 100).document["title"] == ("word " * 16).strip()[:80]
+
+
+@pytest.mark.parametrize("url", ["artifact:mine;image/png", "file:///etc/passwd", "javascript:1", "data:text/html,x"])
+def test_an_image_by_another_scheme_is_refused(url: str) -> None:
+    with pytest.raises(RequestInvalid, match="images"):
+        parse_request("ask", {"ask": "x", "images": [{"url": url}]})
+
+
+def test_an_inline_image_is_an_artifact_like_one_given_as_data() -> None:
+    inline = recorded(ask="x", images=[{"url": "data:image/jpeg;base64,AAAA"}])
+    as_data = recorded(ask="x", images=[{"data": "AAAA", "media_type": "image/jpeg"}])
+    assert inline.artifacts == as_data.artifacts
+    assert inline.document["images"] == as_data.document["images"]
+
+
+def _nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels):
+        value = {"deeper": value}
+    return value
+
+
+@pytest.mark.parametrize("levels", [100, 5_000])
+def test_what_is_nested_too_deeply_is_refused_and_not_a_crash(levels: int) -> None:
+    with pytest.raises(RequestInvalid, match="deeper than 64"):
+        parse_request("ask", {"ask": "x", "metadata": _nested(levels)})
+    with pytest.raises(ValidationError, match="deeper than 64"):
+        Ask(ask="x", metadata=_nested(levels))
+
+
+def test_what_is_nested_reasonably_is_fine() -> None:
+    assert recorded(ask="x", metadata=_nested(40)).document["metadata"] == _nested(40)

@@ -74,7 +74,8 @@ class CallRunner:
     async def _settle_one(self, call: Call, open_call: OpenCall) -> Message:
         closing = self._closing(call, open_call)
         if closing is not None:
-            return self._record(call, closing.state, ToolResult("failed", closing.content), duration_ms=None)
+            content = await self._fitting(call, closing.content)  # a frontend's result may have any length
+            return self._record(call, closing.state, ToolResult("failed", content))
         self._guard.checkpoint()
         spec = self._toolbox.get(call.tool_name)
         effect = call.risk == "side_effect" or (spec is not None and spec.risk == "side_effect")
@@ -98,7 +99,7 @@ class CallRunner:
             case "expired":
                 return Closing("expired", texts.EXPIRED)
             case "superseded":
-                return Closing("superseded", f"Not executed: {call.reason}." if call.reason else texts.SUPERSEDED)
+                return Closing("superseded", texts.not_executed(call.reason))
             case "unknown" | "executing":
                 return Closing("unknown", texts.UNKNOWN)
             case "failed" | "done" if call.kind == "frontend" and call.decision is not None:
@@ -127,7 +128,7 @@ class CallRunner:
         faults.reach("after_tool")
         elapsed_ms = round((time.monotonic() - started) * 1000)
         fitted = replace(result, content=await self._fitting(call, result.content))
-        return self._record(call, result.status, fitted, duration_ms=elapsed_ms)
+        return self._record(call, result.status, fitted, duration_ms=elapsed_ms, soon=call.state == "executing")
 
     def _start_of(self, call: Call) -> tuple[Any, ...]:
         if call.key is None:
@@ -178,7 +179,10 @@ class CallRunner:
             "call_index": index,
         }
 
-    def _record(self, call: Call, state: CallState, result: ToolResult, *, duration_ms: int | None) -> Message:
+    def _record(
+        self, call: Call, state: CallState, result: ToolResult, *, duration_ms: int | None = None, soon: bool = False
+    ) -> Message:
+        """The result's event, and its message. ``soon``: a crash before it is stored would make it unknown."""
         message: Message = {"role": "tool", "tool_call_id": call.tool_call_id, "content": result.content}
         if result.images:
             message["content"] = [
@@ -203,7 +207,7 @@ class CallRunner:
                 },
             )
             self._ledger.closed(call)
-        self._events.emit(EventDraft(TOOL_CALL_RESULT, data, changes))
+        self._events.emit(EventDraft(TOOL_CALL_RESULT, data, changes), soon=soon)
         return message
 
 

@@ -17,6 +17,7 @@ from shared.history import Message
 from worker.agent import texts
 from worker.agent.base import ModelReply, Toolbox, ToolSpec
 from worker.agent.tools.arguments import arguments_digest, parse_arguments
+from worker.agent.tools.schema import invalid_arguments
 
 CUT_REASONS: Final = frozenset({"length", "max_tokens", "max_output_tokens", "cut", "content_filter"})
 
@@ -118,11 +119,12 @@ def _new_call(
         new["reason"] = f"Not executed: there is no tool {name!r}. Available: {', '.join(available) or 'none'}."
         return new
     value = parse_arguments(arguments).value
+    wrong = invalid_arguments(frontend.parameters, value) if frontend else toolbox.invalid(name, value)
+    if wrong is not None:
+        new["reason"] = wrong
+        return new
     if frontend:
         new["state"] = "pending"
-        return new
-    if (wrong := toolbox.invalid(name, value)) is not None:
-        new["reason"] = wrong
         return new
     decided_by = toolbox.decided_by_policy(name, value, policy.rules)
     if decided_by is not None:

@@ -21,6 +21,7 @@ from worker.agent.calls import CallRunner
 from worker.agent.ingest import Policy, ingest, text_of
 from worker.agent.ledger import Ledger
 from worker.agent.run import Answered, Events, Guard, Outcome, Run
+from worker.agent.tools.schema import checked_parameters
 from worker.agent.wire import load_images
 
 
@@ -140,7 +141,7 @@ class AgentLoop:
             tool_choice="auto" if may_call else "none",
             response_format=run.options.get("response_format"),
             deadline=run.deadline,
-            images=await load_images(messages, run.artifacts),
+            images=await load_images(messages, run.artifacts, run.images),
         )
         try:
             faults.reach("before_model")
@@ -153,9 +154,7 @@ class AgentLoop:
 
 
 def _frontend_spec(declared: dict[str, Any]) -> ToolSpec:
-    return ToolSpec(
-        declared["name"],
-        declared.get("description", ""),
-        declared.get("parameters") or {"type": "object", "properties": {}},
-        source="frontend",
-    )
+    """Raises ``ToolDefinitionError`` for a tool that providers would refuse."""
+    name = declared["name"]
+    parameters = checked_parameters(name, declared.get("parameters") or {})
+    return ToolSpec(name, declared.get("description", ""), parameters, source="frontend")

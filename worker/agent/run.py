@@ -113,6 +113,8 @@ class Run:
     provider: str | None = None
     model_used: str | None = None
     partial: list[str] = field(default_factory=list)
+    images: dict[str, str] = field(default_factory=dict)
+    """Data URLs of the images that a model call of this turn has needed."""
 
     @property
     def system_message(self) -> Message:

@@ -6,7 +6,6 @@ from typing import Final
 
 DENIED: Final = "Tool execution was denied by the user."
 DENIED_BY_MODE: Final = "Tool execution was denied: approvals are switched off for this request, so nobody was asked."
-SUPERSEDED: Final = "Not executed: superseded by a new request."
 EXPIRED: Final = "Not executed: the approval request expired before anybody decided. Ask again if it is still needed."
 UNKNOWN: Final = (
     "Outcome unknown: the call had begun and was interrupted. It may or may not have taken effect; do not assume "
@@ -20,6 +19,10 @@ NUDGE: Final = "Your last reply was empty. Answer the request, or call a tool."
 
 def denied(feedback: str | None) -> str:
     return f"{DENIED} User feedback: {feedback}" if feedback else DENIED
+
+
+def not_executed(reason: str | None) -> str:
+    return f"Not executed: {(reason or 'superseded by a new request').rstrip('.')}."
 
 
 def gone(name: str) -> str:

@@ -6,7 +6,9 @@ copy. Kept as they are: reasoning, signatures, and every key that is not ours.
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -50,15 +52,27 @@ def to_wire(messages: Sequence[Message], *, images: Mapping[str, str]) -> list[M
     return wire
 
 
-async def load_images(messages: Sequence[Message], artifacts: ArtifactAccess | None) -> dict[str, str]:
-    """The ``images`` of ``to_wire``: every artifact that the messages refer to and that still exists."""
-    found: dict[str, str] = {}
-    for reference in image_references(messages):
-        identifier, _, media_type = reference.removeprefix(ARTIFACT_SCHEME).partition(";")
-        content = await artifacts.get(identifier) if artifacts and reference not in found else None
-        if content is not None:
-            found[reference] = f"data:{media_type or 'image/png'};base64,{base64.b64encode(content).decode()}"
-    return found
+async def load_images(
+    messages: Sequence[Message], artifacts: ArtifactAccess | None, loaded: dict[str, str]
+) -> Mapping[str, str]:
+    """The ``images`` of ``to_wire``: every artifact that the messages refer to and that still exists.
+
+    ``loaded``: those of earlier calls of the same turn; what is new is fetched at once and added to it.
+    """
+    new = [r for r in dict.fromkeys(image_references(messages)) if r not in loaded]
+    if new and artifacts is not None:
+        contents = await asyncio.gather(*(artifacts.get(_artifact(reference)[0]) for reference in new))
+        for reference, content in zip(new, contents, strict=True):
+            if content is not None:
+                encoded = base64.b64encode(content).decode()
+                loaded[reference] = f"data:{_artifact(reference)[1]};base64,{encoded}"
+    return loaded
+
+
+def _artifact(reference: str) -> tuple[str, str]:
+    """Id and media type of an artifact reference."""
+    identifier, _, media_type = reference.removeprefix(ARTIFACT_SCHEME).partition(";")
+    return identifier, media_type or "image/png"
 
 
 def image_references(messages: Sequence[Message]) -> Iterator[str]:
@@ -100,11 +114,16 @@ def _arguments(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     if not isinstance(value, str) or not value.strip():
         return "{}"
+    return value if _is_object(value) else json.dumps({"invalid_arguments": value}, ensure_ascii=False)
+
+
+@functools.lru_cache(maxsize=4_096)
+def _is_object(text: str) -> bool:
+    """Cached: every call of a history goes to the provider again at every step."""
     try:
-        parsed = json.loads(value)
+        return isinstance(json.loads(text), dict)
     except ValueError:
-        parsed = None
-    return value if isinstance(parsed, dict) else json.dumps({"invalid_arguments": value}, ensure_ascii=False)
+        return False
 
 
 def _public(value: dict[str, Any]) -> dict[str, Any]:

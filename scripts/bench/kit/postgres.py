@@ -61,12 +61,8 @@ class LocalPostgres:
         if hba is not None:
             (data / "pg_hba.conf").write_text(hba)
         given = [f"port={self.port}", "listen_addresses=127.0.0.1", "unix_socket_directories=", *options]
-        self._server = Server(
-            [str(programs / "postgres"), "-D", str(data), *(part for option in given for part in ("-c", option))],
-            "ready to accept connections",
-            stop_signal=signal.SIGINT,
-            **unprivileged(),
-        )
+        self._argv = [str(programs / "postgres"), "-D", str(data), *(p for option in given for p in ("-c", option))]
+        self.start()
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(roles.encode())
 
@@ -83,8 +79,21 @@ class LocalPostgres:
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(f'DROP DATABASE "{database}" WITH (FORCE)'.encode())
 
+    def start(self) -> None:
+        """Start it, again after ``stop`` or ``crash``. It ends with the thread that calls this."""
+        self._server = Server(self._argv, "ready to accept connections", stop_signal=signal.SIGINT, **unprivileged())
+
     def stop(self) -> None:
         self._server.stop()
+
+    @property
+    def log(self) -> str:
+        """What the server has logged since its latest start."""
+        return self._server.log
+
+    def crash(self) -> None:
+        """An immediate shutdown: connections break off, and the next start recovers from the log."""
+        self._server.stop(signal.SIGQUIT)
 
     def __enter__(self) -> Self:
         return self

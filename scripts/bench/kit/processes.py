@@ -64,8 +64,9 @@ class Server:
     def pid(self) -> int:
         return self._process.pid
 
-    def stop(self) -> None:
-        self._process.send_signal(self._stop_signal)
+    def stop(self, stop_signal: int | None = None) -> None:
+        """Stop it; ``stop_signal`` in place of its usual one. Twice is once."""
+        self._process.send_signal(stop_signal or self._stop_signal)
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:

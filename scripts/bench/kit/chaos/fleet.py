@@ -25,6 +25,7 @@ class Seat:
         self._lock = threading.Lock()
         self.started = 0
         self.failures: list[str] = []
+        self.stuck: list[str] = []
         self.ready = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"seat-{number}", daemon=True)
         self._thread.start()
@@ -33,13 +34,13 @@ class Seat:
     def name(self) -> str:
         return f"chaos-{self._number}-{self.started}"
 
-    def send(self, number: int) -> tuple[str, int] | None:
-        """Signal the worker if it is at work; its name and process id."""
+    def send(self, number: int) -> str | None:
+        """Signal the worker if it is at work; its name."""
         with self._lock:
             if self._worker is None or self._worker.process.poll() is not None:
                 return None
             os.kill(self._worker.process.pid, number)
-            return self.name, self._worker.process.pid
+            return self.name
 
     def close(self) -> None:
         """Drain the worker and end."""
@@ -50,7 +51,7 @@ class Seat:
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self.failures.append(f"{self.name} did not end within {seconds:.0f} s after SIGTERM")
+            self.stuck.append(f"{self.name} did not end within {seconds:.0f} s after SIGTERM")
             self.send(signal.SIGKILL)
             self._thread.join()
 
@@ -88,8 +89,9 @@ class Fleet:
         return sum(seat.started for seat in self.seats)
 
     @property
-    def failures(self) -> list[str]:
-        return [failure for seat in self.seats for failure in seat.failures]
+    def stuck(self) -> list[str]:
+        """Workers that had to be killed at the end."""
+        return [line for seat in self.seats for line in seat.stuck]
 
     def close(self, seconds: float) -> None:
         for seat in self.seats:

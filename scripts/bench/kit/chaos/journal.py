@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+PATH_VARIABLE = "CHAOS_JOURNAL"  # tells workers where their journal is
 Record = dict[str, Any]
 
 

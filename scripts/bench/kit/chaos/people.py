@@ -1,9 +1,9 @@
 """The people of the chaos run, in a process of their own: they ask, follow, decide and stop, as the plan says.
 
-``python -m scripts.bench.kit.chaos.people PLAN JOURNAL DEADLINE_SECONDS``. They use the client as any program would; while the store is
-away they try again, under the same request id. What they were promised and what they saw is in their journal:
-``accepted`` (a receipt), ``enqueued`` (plain RQ), ``unrecorded`` (a plain RQ job that Redis forgot), ``decided``,
-``stopped``, ``seen`` (all events that were shown), ``error`` (anything that a person should not have met).
+``python -m scripts.bench.kit.chaos.people PLAN JOURNAL DEADLINE_SECONDS``. They use the client as any program would;
+while the store is away they try again, under the same request id. What they were promised and what they saw is in
+their journal: ``accepted`` (a receipt), ``enqueued`` (plain RQ), ``unrecorded`` (a plain RQ job that Redis forgot),
+``nothing_to_decide``, ``stopped``, ``seen`` (all events that were shown), ``error`` (what nobody should have met).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Person:
         return jobs
 
     def _any_exists(self, jobs: list[str]) -> bool:
-        return any(Job.exists(job, connection=self._queue.connection, serializer=JSONSerializer) for job in jobs)
+        return any(Job.exists(job, connection=self._queue.connection) for job in jobs)
 
     def _note(self, kind: str, **fields: Any) -> None:
         self._journal.append(kind, conversation=self._id, **fields)

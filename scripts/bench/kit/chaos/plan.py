@@ -33,10 +33,10 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A conversation. ``start``: seconds after the run began. ``acts``, one after the other: ``ask`` and ``rq`` (a plain
-    RQ job, ``copies`` times) with ``text`` and ``request_id``; ``wait`` for the end of the last turn; ``think``
-    for ``seconds``; ``decide`` (``approve``: share of yes in percent; ``first``: one call only; ``again``: also as a plain RQ job);
-    ``stop`` the last turn."""
+    """A conversation. ``start``: seconds after the run began. ``acts``, one after the other: ``ask`` and ``rq`` (a
+    plain RQ job, ``copies`` times) with ``text`` and ``request_id``; ``wait`` for the end of the last turn; ``think``
+    for ``seconds``; ``decide`` (``approve``: share of yes in percent; ``first``: one call only; ``again``: also as
+    plain RQ jobs); ``stop`` the last turn."""
 
     conversation_id: str
     kind: str
@@ -70,7 +70,7 @@ def plan_of(*, seed: int, turns: int, turn_seconds: float, seconds: float) -> Pl
     chance = random.Random(seed)  # noqa: S311  (reproducible, not secret)
     made: list[Planned] = []
     while sum(c.turns for c in made) < turns:
-        [kind] = chance.choices(list(KINDS), KINDS.values())
+        [kind] = chance.choices(list(KINDS), list(KINDS.values()))
         made.append(_Author(chance, turn_seconds).write(kind, chance.uniform(0, seconds * START_SHARE)))
     return Plan(seed, made)
 

@@ -11,7 +11,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from scripts.bench.kit.chaos.journal import Journal
+from scripts.bench.kit.chaos.journal import PATH_VARIABLE, Journal
 from scripts.bench.kit.chaos.plan import script_in
 from shared.settings import Settings
 from worker.agent.scripted import ScriptedCall, ScriptedReply, ToolCall
@@ -23,7 +23,6 @@ from worker.bootstrap import Runtime
 from worker.main import main
 from worker.rq_worker import ConversationWorker
 
-JOURNAL = "CHAOS_JOURNAL"
 TOOL_SECONDS = 0.2  # after the effect: the time in which a kill leaves its outcome unknown
 WORDS = 8  # of an answer, streamed over a third of the thinking time
 
@@ -94,6 +93,6 @@ def build(settings: Settings) -> Runtime:
 
 
 if __name__ == "__main__":
-    _journal = Journal(Path(os.environ[JOURNAL]))
+    _journal = Journal(Path(os.environ[PATH_VARIABLE]))
     ConversationWorker.runner_factory = build
     sys.exit(main())

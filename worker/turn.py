@@ -1,7 +1,7 @@
 """A turn, from its claim to its end: hydrate, run the agent, finish with exactly one terminal event.
 
-``TurnRunner.run`` serves one conversation until the wanted turn has ended. Whatever goes wrong in a turn ends in the
-log where people see it; whatever goes wrong with the lease ends quietly, since somebody else is writing now.
+Whatever goes wrong in a turn ends in the log, where people see it; whatever goes wrong with the lease ends quietly,
+since somebody else is writing now.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any
 
 import structlog
 from structlog.contextvars import bound_contextvars
@@ -20,32 +20,20 @@ from structlog.contextvars import bound_contextvars
 from publisher import EventPublisher, LiveSink, PublisherLimits
 from shared import faults
 from shared.errors import LeaseLost, RateLimited, StoreError, StoreUnavailable, TurnkeeperError
-from shared.events import (
-    AI_MESSAGE,
-    ANSWER_END,
-    APPROVAL_REQUIRED,
-    ERROR,
-    TURN_RESUMED,
-    TURN_STOPPED,
-    EventDraft,
-    Finish,
-)
+from shared.events import Finish
 from shared.live import LiveEntry
-from shared.requests import Artifact, RequestRecord
+from shared.requests import RequestRecord
 from shared.settings import Settings
 from shared.store.base import Appended, Claim, Lease, NotClaimed, Ring, Store
+from worker import endings
 from worker.agent.base import ChatModel, Toolbox
 from worker.agent.loop import AgentLoop
-from worker.agent.run import Answered, Outcome, Paused, Run, run_of
+from worker.agent.run import run_of
 from worker.attempt import Attempt, HandBack, TurnStopped
 from worker.leases import RENEWALS_PER_LEASE, HeldLease, LeaseKeeper, lease_clock
+from worker.patience import Answer, StoreArtifacts, patiently
 
 log = structlog.get_logger(__name__)
-
-FIRST_WAIT_SECONDS: Final = 0.05  # before a call to a store that was away is repeated; doubled each time
-LONGEST_WAIT_SECONDS: Final = 2.0
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,38 +76,6 @@ class Parts:
     keeper: LeaseKeeper
     live: LiveSink | None
     worker: str
-
-
-class StoreArtifacts:
-    """A tool's access to the artifacts of the turn's conversation. While the store is away a call waits; losing the
-    lease ends the wait by cancelling the run."""
-
-    def __init__(self, store: Store, lease: Lease) -> None:
-        self._store = store
-        self._lease = lease
-
-    async def put(self, name: str, media_type: str, content: bytes) -> str:
-        artifact = Artifact.of(self._lease.conversation_id, name, media_type, content)
-        await patiently(lambda: self._store.put_artifact(self._lease, artifact))
-        return artifact.artifact_id
-
-    async def get(self, artifact_id: str) -> bytes | None:
-        artifact = await patiently(lambda: self._store.get_artifact(self._lease.conversation_id, artifact_id))
-        return artifact.content if artifact else None
-
-
-async def patiently(call: Callable[[], Awaitable[Answer]], *, give_up: Callable[[], bool] = lambda: False) -> Answer:
-    """Repeat a call that may be repeated for as long as the store is away. Raises the last ``StoreUnavailable`` once
-    ``give_up`` says so."""
-    delay = FIRST_WAIT_SECONDS
-    while True:
-        try:
-            return await call()
-        except StoreUnavailable:
-            if give_up():
-                raise
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, LONGEST_WAIT_SECONDS)
 
 
 class TurnRunner:
@@ -256,7 +212,7 @@ class TurnRunner:
             async with publisher:
                 try:
                     if lease.attempt > 1:
-                        publisher.emit(_resumed(claim))
+                        publisher.emit(endings.resumed(claim))
                     agent = AgentLoop(
                         run,
                         model=self._parts.model,
@@ -272,20 +228,21 @@ class TurnRunner:
                     attempt.lose()
                     raise
                 except RateLimited as error:
-                    wait = error.details.get("retry_after_seconds")
+                    wait = endings.wait_for(error, lease.attempt)
                     if wait is not None and wait < run.deadline - loop.time():
                         return await self._hand_back(publisher, lease, wait, "rate_limited")
-                    draft, finish = _failed(run, error)
+                    draft, finish = endings.failed(run, error)
                 except TurnStopped:
-                    _keep_partial(publisher, run)
-                    draft, finish = _stopped(run)
+                    if (shown := endings.partial(run)) is not None:
+                        publisher.emit(shown)
+                    draft, finish = endings.stopped(run)
                 except TurnkeeperError as error:
-                    draft, finish = _failed(run, error)
+                    draft, finish = endings.failed(run, error)
                 except Exception as error:
                     log.exception("turn_failed_by_a_bug")
-                    draft, finish = _failed(run, _internal(error))
+                    draft, finish = endings.failed(run, endings.internal(error))
                 else:
-                    draft, finish = _ended(run, outcome)
+                    draft, finish = endings.ended(run, outcome)
                 appended = await publisher.finish(draft, finish)
                 return _report(lease, finish, appended)
         except LeaseLost:
@@ -316,72 +273,6 @@ class TurnRunner:
 def _remaining_seconds(claim: Claim, deadline_seconds: float) -> float:
     started_at = datetime.fromisoformat(claim.turn["started_at"])
     return max(0.0, deadline_seconds - (claim.now - started_at).total_seconds())
-
-
-def _resumed(claim: Claim) -> EventDraft:
-    why = "crash" if claim.turn["crashes"] else "handed_back"
-    data = {"why": why, "attempt": claim.lease.attempt, "crashes": claim.turn["crashes"]}
-    return EventDraft(TURN_RESUMED, data)
-
-
-def _ended(run: Run, outcome: Outcome) -> tuple[EventDraft, Finish]:
-    common: dict[str, Any] = {
-        "request_id": run.request["request_id"],
-        "messages": run.with_system(),
-        "usage": run.totals.as_dict(),
-        "cost_usd": run.totals.cost_usd,
-        "rounds": run.totals.rounds,
-        "tool_calls": run.totals.tool_calls,
-        "model": run.model_used or run.model,
-    }
-    match outcome:
-        case Answered(content):
-            data = {"content": content, **common}
-            return EventDraft(ANSWER_END, data), Finish("completed", "answer", None, run.provider, run.model_used)
-        case Paused(approvals, frontend, awaits):
-            data = {"pending_approvals": approvals, "pending_frontend_tool_calls": frontend, **common}
-            if run.options:
-                data["options"] = dict(run.options)
-            reason = "approval_required" if approvals or not frontend else "frontend_tool_calls"
-            return (
-                EventDraft(APPROVAL_REQUIRED, data, awaits),
-                Finish("awaiting_approval", reason, None, run.provider, run.model_used),
-            )
-
-
-def _failed(run: Run, error: TurnkeeperError) -> tuple[EventDraft, Finish]:
-    data = {**error.as_dict(), "request_id": run.request["request_id"]}
-    usage = error.details.get("usage")
-    if usage:
-        data["usage"] = usage
-    return EventDraft(ERROR, data), Finish("failed", error.code, error.as_dict(), run.provider, run.model_used)
-
-
-def _stopped(run: Run) -> tuple[EventDraft, Finish]:
-    data = {
-        "code": "stopped",
-        "description": "The turn was stopped on request; what was shown is kept.",
-        "retryable": False,
-        "request_id": run.request["request_id"],
-    }
-    return EventDraft(TURN_STOPPED, data), Finish("stopped", "stopped", None, run.provider, run.model_used)
-
-
-def _keep_partial(publisher: EventPublisher, run: Run) -> None:
-    """Text that people saw stays in the history; calls that were still arriving do not."""
-    text = "".join(run.partial)
-    if text.strip():
-        message = {"role": "assistant", "content": text}
-        step = run.totals.rounds + 1
-        publisher.emit(EventDraft(AI_MESSAGE, {"step": step, "message": message, "interrupted": True}))
-
-
-def _internal(error: Exception) -> TurnkeeperError:
-    """A bug as people see it: its kind, not its words, which may hold anything."""
-    return TurnkeeperError(
-        f"The worker failed with {type(error).__name__}; the turn was ended and what was done is kept.",
-        hint="The worker's log has the details.",
-    )
 
 
 def _report(lease: Lease, finish: Finish, appended: Appended) -> TurnReport:

@@ -1,7 +1,7 @@
 """Patterns from the settings: named regular expressions of an installation's own secrets.
 
-They run on the ``regex`` package, which can say whether a text is the beginning of a match (so that a streamed answer is
-held back exactly as long as needed), and which gives up on a pattern that takes too long.
+They run on the ``regex`` package, which can say whether a text is the beginning of a match (so that a streamed answer
+is held back exactly as long as needed), and which gives up on a pattern that takes too long.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CustomPattern:
 
 
 def read_patterns(path: Path) -> list[CustomPattern]:
-    """The patterns of a YAML file, ``name: regex``. Raises ``ConfigurationError`` with one line that names the wrong one."""
+    """The patterns of a YAML file, ``name: regex``. Raises ``ConfigurationError`` that names the wrong one."""
     try:
         loaded: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

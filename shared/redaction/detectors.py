@@ -89,7 +89,7 @@ def before_marker(text: str, end: int, final: bool) -> bool | More:
 class MarkerDetector:
     """Markers are left alone."""
 
-    words = (MARKER_START,)
+    words: tuple[str, ...] = (MARKER_START,)
 
     def at(self, text: str, place: int, final: bool, specific: Specific) -> Found:
         match = MARKER.match(text, place)
@@ -108,7 +108,7 @@ class TokenDetector:
     _RUN = re.compile(r"[\w.+/=~%-]*", re.ASCII)
 
     def __init__(self, format: TokenFormat) -> None:
-        self.words = tuple(prefix.lower() for prefix in format.prefixes)
+        self.words: tuple[str, ...] = tuple(prefix.lower() for prefix in format.prefixes)
         self._format = format
         self._shape = re.compile(format.shape, re.ASCII)
 
@@ -143,6 +143,7 @@ def _apart(text: str, place: int) -> bool:
     return _ESCAPE.search(text, max(0, place - 2), place) is not None
 
 
+_WORD_BEFORE: Final = 16  # characters before a keyword that may belong to the same name
 _SPACE: Final = r"[ \t]{0,8}"
 _OPERATOR: Final = r"(?:[:=]{1,2}>?|>)"
 _QUOTE: Final = "[\"'`]?"
@@ -152,10 +153,10 @@ _QUOTED_INSIDE: Final = {q: re.compile(rf"[^{q}\\\r\n]*") for q in "\"'`"}  # wi
 
 
 class KeywordDetector:
-    """A value behind a word: ``DB_PASSWORD=…``, ``"apiKey": "…"``, ``Authorization: Bearer …``, ``<token>…</token>``."""
+    """A value behind a word: ``DB_PASSWORD=…``, ``"apiKey": "…"``, ``Authorization: Bearer …``, ``<token>…``."""
 
     def __init__(self, keyword: Keyword) -> None:
-        self.words = (keyword.word,)
+        self.words: tuple[str, ...] = (keyword.word,)
         self._keyword = keyword
         scheme = ("(?:(?:bearer|basic|token|digest|negotiate|apikey)[ \t]{1,8})?",) if keyword.rule == "header" else ()
         self._lead = re.compile(
@@ -170,7 +171,7 @@ class KeywordDetector:
         self._unless = re.compile(keyword.unless) if keyword.unless else None
 
     def at(self, text: str, place: int, final: bool, specific: Specific) -> Found:
-        start = max(0, place - LOOK_BACK)
+        start = max(0, place - _WORD_BEFORE)
         if self._before is not None and not self._before.search(text, start, place):
             return None
         if self._unless is not None and self._unless.search(text, start, place):
@@ -207,7 +208,7 @@ class KeywordDetector:
 class BearerDetector:
     """``Bearer …`` without its header's name."""
 
-    words = (BEARER,)
+    words: tuple[str, ...] = (BEARER,)
     _LEAD = re.compile(chain("bearer[ \t]", "[ \t]{0,8}"), re.IGNORECASE)
     _VALUE = re.compile(r"[\w.~+/=-]*", re.ASCII)
 
@@ -229,15 +230,13 @@ class BearerDetector:
         if cut:
             return MORE if cut is MORE else None
         full = value.end() - place == WINDOW
-        return specific(lead.end()) or Hit(
-            lead.end(), value.end(), "authorization", self._VALUE if full else None
-        )
+        return specific(lead.end()) or Hit(lead.end(), value.end(), "authorization", self._VALUE if full else None)
 
 
 class UrlDetector:
     """The password in ``scheme://user:password@host``."""
 
-    words = ("://",)
+    words: tuple[str, ...] = ("://",)
     _RUN = re.compile(r"""://[^\s/?#"'`<>\\]{0,1000}""")
 
     def at(self, text: str, place: int, final: bool, specific: Specific) -> Found:
@@ -261,7 +260,7 @@ def _is_url_password(value: str) -> bool:
 class PemDetector:
     """A private key in PEM, whole or cut off, with real line ends or escaped ones."""
 
-    words = ("-----begin",)
+    words: tuple[str, ...] = ("-----begin",)
     _HEAD = re.compile(chain("-----BEGIN", "[ A-Z0-9]{0,60}", "-----"))
     _BODY = re.compile(r"(?:[A-Za-z0-9+/=\s\\:,.]|-(?!-))*")
     _TAIL = re.compile(r"[A-Za-z0-9+/=\s\\:,.]*")

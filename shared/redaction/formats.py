@@ -1,4 +1,4 @@
-"""The shapes of secrets that are known without any setting: tokens by their prefix, and the words that announce a value.
+"""The shapes of secrets that are known without any setting: tokens by their prefix, words that announce a value.
 
 Each row names where its shape comes from: the issuer's own documentation, or ``gitleaks`` for the rule of that name in
 gitleaks 8.30 (``config/gitleaks.toml``), the best kept public catalogue. Lengths are lower bounds where the
@@ -89,6 +89,7 @@ TOKENS: Final = (
         r"|BFTkNSWVBURUQgUFJJVkFURSBLRVkt)[A-Za-z0-9+/=]*",
     ),
 )
+
 
 @dataclass(frozen=True, slots=True)
 class Keyword:

@@ -180,4 +180,3 @@ def _key_file(path: Path) -> bytes:
             f"The key of the redaction's markers cannot be kept in {path}: {error.strerror}.",
             hint="Set TURNKEEPER_REDACTION_KEY, or make TURNKEEPER_HOME writable.",
         ) from None
-

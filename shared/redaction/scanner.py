@@ -1,7 +1,7 @@
 """The scanner: a text, whole or in pieces, with its secrets replaced; both go through the same code.
 
-Most text holds few of the words that a secret begins with. They are all looked for at once, in bytes, by the Aho-Corasick
-automaton of the Rust crate (600 MB/s; one regular expression for all of them does 12).
+Most text holds few of the words that a secret begins with. They are all looked for at once, in bytes, by the
+Aho-Corasick automaton of the Rust crate (600 MB/s; one regular expression for all of them does 12).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ahocorasick_rs import BytesAhoCorasick
 
-from shared.redaction.detectors import LOOK_BACK, MORE, Detector, Found, Hit, More, close, detectors
+from shared.redaction.detectors import LOOK_BACK, MORE, Detector, Found, Hit, More, Specific, close, detectors
 
 if TYPE_CHECKING:
     from shared.redaction.custom import CustomPattern
@@ -47,13 +47,14 @@ class Scanner:
         firsts = [pattern.first(text, start, final) for pattern in self._custom]
         index = 0
         while True:
+            index = bisect_left(order, start, index)
             place, found = len(text), None
-            for index in range(bisect_left(order, start, index), len(order)):
-                asked = (d.at(text, order[index], final, specific) for d in places[order[index]])
-                found = next((answer for answer in asked if answer is not None), None)
-                if found is not None:
+            while index < len(order) and found is None:
+                found = _ask(places[order[index]], text, order[index], final, specific)
+                if found is None:
+                    index += 1
+                else:
                     place = order[index]
-                    break
             for number, pattern in enumerate(self._custom):
                 if firsts[number][0] < start:
                     firsts[number] = pattern.first(text, start, final)
@@ -100,6 +101,13 @@ class Scanner:
             if tail[place:] in self._prefixes:
                 return len(text) - len(tail) + place
         return len(text)
+
+
+def _ask(asked: Sequence[Detector], text: str, place: int, final: bool, specific: Specific) -> Found:
+    for detector in asked:
+        if (found := detector.at(text, place, final, specific)) is not None:
+            return found
+    return None
 
 
 def _nothing(_place: int) -> Found:

@@ -12,7 +12,13 @@ import re
 from typing import Final
 
 _WORDS: Final = frozenset(
-    ["true", "false", "yes", "no", "on", "off", "null", "nil", "none", "undefined", "empty", "unset", "blank", "optional", "required", "disabled", "enabled", "default", "missing", "invalid", "incorrect", "wrong", "expired", "changed", "rejected", "accepted", "failed", "failure", "error", "unknown", "hidden", "masked", "redacted", "removed", "protected", "str", "string", "text", "bytes", "int", "integer", "bool", "boolean", "object", "any", "secretstr", "char", "varchar", "password", "passwd", "token", "secret", "is", "was", "are", "not", "must", "should", "may", "can", "will", "has", "the", "for", "and", "with", "from", "file", "env", "prompt", "auth", "authentication", "authorization", "verification", "field", "policy", "hash", "reset", "aws4-hmac-sha256"]
+    """
+    true false yes no on off null nil none undefined empty unset blank optional required disabled enabled default
+    missing invalid incorrect wrong expired changed rejected accepted failed failure error unknown hidden masked
+    redacted removed protected str string text bytes int integer bool boolean object any secretstr char varchar
+    password passwd token secret is was are not must should may can will has the for and with from file env
+    prompt auth authentication authorization verification field policy hash reset aws4-hmac-sha256
+    """.split()  # noqa: SIM905 - one word a line would hide what it is
 )
 _PLACEHOLDER: Final = re.compile(
     r"[*•x.X_#?-]{3,}|\$\w+|%\w+%?|x{3,}[\w*-]*|(?i:change-?me|your[_-].*|example|placeholder|todo)"

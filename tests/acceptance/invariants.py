@@ -30,19 +30,25 @@ class Database:
     """Read-only SQL on a store: a SQLite file, or the URL of a Postgres."""
 
     def __init__(self, where: Path | str) -> None:
-        self._where = where
+        self._file = self._server = None
+        if isinstance(where, Path):
+            self._file = sqlite3.connect(f"file:{where}?mode=ro", uri=True)
+            self._file.row_factory = sqlite3.Row
+        else:
+            self._server = psycopg.connect(where, autocommit=True, row_factory=dict_row)
+            self._server.execute("SET search_path = turnkeeper")
 
     def rows(self, query: str, *values: Any) -> list[Row]:
         """``%s`` stands for a value."""
-        if isinstance(self._where, str):
-            with psycopg.connect(self._where, autocommit=True, row_factory=dict_row) as connection:
-                connection.execute("SET search_path = turnkeeper")
-                return connection.execute(query.encode(), values).fetchall()
-        with sqlite3.connect(f"file:{self._where}?mode=ro", uri=True) as file:
-            file.row_factory = sqlite3.Row
-            found = [dict(row) for row in file.execute(query.replace("%s", "?"), values)]
-        file.close()
-        return found
+        if self._file is not None:
+            return [dict(row) for row in self._file.execute(query.replace("%s", "?"), values)]
+        assert self._server is not None
+        return self._server.execute(query.encode(), values).fetchall()
+
+    def close(self) -> None:
+        for connection in (self._file, self._server):
+            if connection is not None:
+                connection.close()
 
 
 @dataclass(frozen=True)

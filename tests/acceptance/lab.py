@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 import uuid
 from collections import Counter
@@ -33,13 +34,13 @@ STORES = ("sqlite", "postgres", "supabase")
 REPOSITORY = Path(__file__).parents[2]
 TOOLS = 'python: ["tests.acceptance.gadgets"]\n'
 FAST = {
-    "TURNKEEPER_LEASE_SECONDS": "2",
+    "TURNKEEPER_LEASE_SECONDS": "3",
     "TURNKEEPER_REAP_SECONDS": "0.2",
     "TURNKEEPER_DATABASE_POOL_SIZE": "2",
 }
 HEIR = "heir"  # the queue of whoever takes turns over
 PATIENCE_SECONDS = 40.0
-LOOK_SECONDS = 0.03
+LOOK_SECONDS = 0.05
 _OURS = ("TURNKEEPER_", "REDIS_", "DATABASE_", "SUPABASE_")
 
 
@@ -136,7 +137,11 @@ class Lab:
 
     def close(self) -> None:
         for worker in self.workers:
+            worker.signal(signal.SIGCONT)
+            worker.signal(signal.SIGTERM)
+        for worker in self.workers:
             worker.stop()
+        self.database.close()
         self.redis.close()
 
 

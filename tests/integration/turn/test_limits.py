@@ -11,6 +11,7 @@ import pytest
 from shared.errors import ContextTooLong, ModelUnavailable, RateLimited
 from tests.integration.turn.conftest import Tools
 from tests.support.agent import Held, Lab, call, says, soon
+from worker import endings
 from worker.agent.base import Usage
 
 
@@ -103,6 +104,12 @@ async def test_a_wait_that_does_not_fit_is_an_error(lab: Lab, wait: float | None
     report = await lab.talk("Well?", RateLimited("Slow down.", retry_after_seconds=wait))
     assert (report.status, report.finish_reason) == ("failed", "rate_limited")
     await lab.check()
+
+
+def test_a_provider_that_asks_for_no_wait_does_not_make_a_busy_loop() -> None:
+    waits = [endings.wait_for(RateLimited("Slow down.", retry_after_seconds=0), attempt) for attempt in (1, 2, 3, 99)]
+    assert waits == [1.0, 2.0, 4.0, 60.0]
+    assert endings.wait_for(RateLimited("Slow down.", retry_after_seconds=300), 1) == 300
 
 
 async def test_an_empty_answer_gets_one_nudge_that_is_not_stored(lab: Lab) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import publisher.writer
-import worker.turn
+import worker.patience
 from shared.errors import (
     ApprovalsOpen,
     ConversationUnknown,
@@ -280,7 +280,7 @@ class World:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher.writer, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(publisher.writer, "RETRY_SECONDS_MAX", 0.0)
-    monkeypatch.setattr(worker.turn, "FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(worker.patience, "FIRST_WAIT_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("_quick")

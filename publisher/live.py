@@ -18,6 +18,7 @@ import structlog
 from shared.clean import clean_text
 from shared.live import LiveEntry, public_data
 from shared.queues import connect_async, live_key
+from shared.redaction import Redactor
 from shared.settings import Settings
 
 if TYPE_CHECKING:  # importing redis is slow
@@ -67,9 +68,13 @@ class _Delta:
 class RedisLive:
     """The one live sink of a process: a bounded buffer, and one task that empties it in pipelines."""
 
-    def __init__(self, redis: Redis, *, entries: int = 2_000, seconds: float = 3_600) -> None:
-        """``entries``: cap of a stream; ``seconds``: its life after its last entry. ``close`` closes ``redis``."""
+    def __init__(
+        self, redis: Redis, *, entries: int = 2_000, seconds: float = 3_600, redactor: Redactor | None = None
+    ) -> None:
+        """``entries``: cap of a stream; ``seconds``: its life after its last entry; ``redactor``: masks what calls
+        have in their arguments. ``close`` closes ``redis``."""
         self._redis, self._entries, self._seconds = redis, entries, seconds
+        self._redactor = redactor or Redactor.for_process()
         self._buffer: deque[tuple[str, bytes | _Delta]] = deque()
         self._bytes = 0
         self._open: dict[str, _Delta] = {}  # conversation → its delta in the buffer that may still grow
@@ -82,7 +87,8 @@ class RedisLive:
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         redis = connect_async(settings.effective_redis_url, max_connections=1)
-        return cls(redis, entries=settings.live_entries, seconds=settings.live_seconds)
+        redactor = Redactor.from_settings(settings)
+        return cls(redis, entries=settings.live_entries, seconds=settings.live_seconds, redactor=redactor)
 
     def push(self, entries: Sequence[LiveEntry]) -> None:
         for entry in entries:
@@ -114,7 +120,7 @@ class RedisLive:
 
     def _add_stored(self, entry: LiveEntry) -> None:
         self._open.pop(entry.conversation_id, None)
-        encoded = _encoded(entry)
+        encoded = _encoded(entry, self._redactor)
         self._bytes += len(encoded)
         self._buffer.append((entry.conversation_id, encoded))
         self._wake.set()
@@ -165,9 +171,9 @@ async def _pause(unless: asyncio.Event, seconds: float) -> None:
         return
 
 
-def _encoded(entry: LiveEntry) -> bytes:
-    row = entry.as_row()
-    row["data"] = public_data(entry.event, entry.data)
+def _encoded(entry: LiveEntry, redactor: Redactor) -> bytes:
+    row = redactor.shown(entry.as_row())
+    row["data"] = public_data(entry.event, row["data"])
     try:
         encoded = orjson.dumps(row)
     except TypeError:  # the store found a form for it, so readers take it from there

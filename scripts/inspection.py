@@ -26,7 +26,7 @@ async def stored_events(desk: Desk, conversation_id: str, *, after: int = 0, ful
     while True:
         page = await desk.store.events(conversation_id, after=after, limit=_PAGE, full=full)
         for event in page:
-            yield event
+            yield desk.client.redactor.shown(event)
         if len(page) < _PAGE:
             return
         after = page[-1]["seq"]
@@ -36,7 +36,7 @@ async def show_conversation(desk: Desk, conversation_id: str) -> None:
     """The conversation's row; for people also its turns, calls and waiting approvals."""
     row = await require_conversation(desk, conversation_id)
     turns = await desk.store.turns(conversation_id)
-    calls = await desk.store.calls(conversation_id)
+    calls = [_masked(desk, call) for call in await desk.store.calls(conversation_id)]
     if desk.out.as_json:
         row["turns"] = [_without(turn, _TURN_SECRETS) for turn in turns]
         row["tool_calls"] = [_without(call, _CALL_SECRETS) for call in calls]
@@ -54,6 +54,11 @@ async def show_conversation(desk: Desk, conversation_id: str) -> None:
         desk.out.rows(calls, _CALL_COLUMNS, empty="")
     for approval in await desk.client.approvals(conversation_id):
         desk.out.approval(approval, conversation_id)
+
+
+def _masked(desk: Desk, row: Row) -> Row:
+    """A call whose arguments show no secret; what runs is the stored row."""
+    return {**row, "arguments": desk.client.redactor.text(row["arguments"])}
 
 
 def _without(row: Row, secrets: frozenset[str]) -> Row:
@@ -84,7 +89,7 @@ async def show_events(desk: Desk, conversation_id: str, *, follow: bool, after: 
 
 
 async def show_approvals(desk: Desk, account: str | None) -> None:
-    rows = await desk.store.approvals(account_id=account)
+    rows = [_masked(desk, row) for row in await desk.store.approvals(account_id=account)]
     columns = ("conversation_id", "tool_call_id", "tool_name", "arguments", "risk", "user_id", "title", "expires_at")
     if desk.out.as_json or not rows:
         desk.out.rows(rows, columns, empty="Nobody has to decide anything.")

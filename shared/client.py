@@ -15,10 +15,10 @@ again under its ``request_id`` is answered as the first time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import structlog
 
@@ -26,6 +26,7 @@ from shared.errors import QueueUnavailable, RequestInvalid, StoreUnavailable
 from shared.events import APPROVAL_REQUIRED
 from shared.live import Until, follow
 from shared.queues import Ringer, connect_async, live_key, redis_errors
+from shared.redaction import Redactor
 from shared.requests import parse_request, record_of
 from shared.settings import Settings
 from shared.store import open_store
@@ -55,6 +56,7 @@ class Client:
     def __init__(self, settings: Settings, store: Store, ringer: Ringer, redis: Redis | None = None) -> None:
         """``redis``: for live text while following; without it, stored events alone are followed."""
         self.settings, self.store = settings, store
+        self.redactor = Redactor.from_settings(settings)
         self._ringer, self._redis = ringer, redis
 
     @classmethod
@@ -104,9 +106,13 @@ class Client:
             await self._ring(conversation_id, stopped.queue)
         return stopped
 
-    def follow(self, conversation_id: str, *, after: int = 0, until: Until = None) -> AsyncIterator[Row]:
-        """Events in order, and text as it streams; see ``shared.live.follow``."""
-        return follow(self.store, self._redis, conversation_id, after=after, until=until)
+    async def follow(self, conversation_id: str, *, after: int = 0, until: Until = None) -> AsyncIterator[Row]:
+        """Events in order, and text as it streams; see ``shared.live.follow``. Secrets in the arguments of calls are
+        masked."""
+        rows = follow(self.store, self._redis, conversation_id, after=after, until=until)
+        async with aclosing(cast("AsyncGenerator[Row, None]", rows)):
+            async for row in rows:
+                yield self.redactor.shown(row)
 
     async def approvals(self, conversation_id: str) -> list[Row]:
         """The calls that wait for a decision, as the latest approval event shows them: with their tokens."""
@@ -139,7 +145,11 @@ class Client:
     ) -> Row:
         """Product feedback on an answer; the model never sees it."""
         return await self.store.record_feedback(
-            request_id, rating, category=category, comment=comment, account_id=account_id
+            request_id,
+            rating,
+            category=category,
+            comment=self.redactor.text(comment) if comment else comment,
+            account_id=account_id,
         )
 
     async def delete(self, conversation_id: str) -> bool:
@@ -160,6 +170,7 @@ class Client:
             default_account=settings.default_account,
             max_bytes=settings.request_bytes,
             accept_call_keys=settings.accept_call_keys,
+            redactor=self.redactor,
         )
         pause = SUBMIT_PAUSE_SECONDS
         for tries_left in reversed(range(SUBMIT_TRIES)):

@@ -27,6 +27,7 @@
     │   └── EmptyAnswer           twice neither text nor a tool call
     ├── TurnFailed                the turn ended without an answer; what was done is kept
     │   ├── ApprovalStale         the calls that a decision is about are not waiting any more
+    │   ├── AccountBudget         the account has spent what it may in a day
     │   ├── StepLimit             ``max_steps`` model calls did not lead to an answer
     │   └── TurnTimeout           the turn's or the job's time is over
     └── ToolError                 a tool failed; becomes the call's result
@@ -166,6 +167,11 @@ class TurnFailed(TurnkeeperError):
 
 class ApprovalStale(TurnFailed):
     code = "approval_stale"
+
+
+class AccountBudget(TurnFailed):
+    code = "account_budget"
+    retryable = True
 
 
 class StepLimit(TurnFailed):

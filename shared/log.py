@@ -1,7 +1,7 @@
 """Logs: one JSON object a line on stderr, with conversation, turn, attempt, job and worker bound in each.
 
-No secret and no text of a conversation leaves at info or above: fields that hold them are masked by name, and
-passwords inside URLs by form. At debug the texts are there; secrets never are.
+No secret and no text of a conversation leaves at info or above: fields that hold them are masked by name, and secrets
+inside other texts by their shape. At debug the texts are there; secrets never are.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from structlog.typing import FilteringBoundLogger, Processor
 
 from shared.clean import clean
 from shared.errors import QueueUnavailable, StoreUnavailable, TurnkeeperError
+from shared.redaction import Redactor
 
 MASK = "***"
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -28,8 +29,11 @@ _TEXT = frozenset({"ask", "answer", "arguments", "content", "feedback", "message
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]+@")
 
 
-def configure_logging(level: str = "info", *, json: bool = True, stream: TextIO | None = None) -> None:
-    """Send everything to ``stream`` (stderr): ours from ``level``, libraries from warning. May be called again."""
+def configure_logging(
+    level: str = "info", *, json: bool = True, stream: TextIO | None = None, redactor: Redactor | None = None
+) -> None:
+    """Send everything to ``stream`` (stderr): ours from ``level``, libraries from warning. May be called again.
+    ``redactor``: the installation's, so that markers are those of the log of events; by default one of the process."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
@@ -38,7 +42,7 @@ def configure_logging(level: str = "info", *, json: bool = True, stream: TextIO 
         structlog.stdlib.PositionalArgumentsFormatter(),
         structlog.processors.StackInfoRenderer(),
         structlog.processors.format_exc_info,
-        mask,
+        Mask(redactor or Redactor.for_process()),
     ]
     render: Processor = structlog.processors.JSONRenderer(_dumps) if json else structlog.dev.ConsoleRenderer()
     handler = logging.StreamHandler(stream or sys.stderr)
@@ -97,23 +101,27 @@ def exit_on_error() -> Iterator[None]:
         raise SystemExit(3 if isinstance(error, StoreUnavailable | QueueUnavailable) else 2) from None
 
 
-def mask(_logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+class Mask:
     """Processor: no secrets; no texts of conversations unless the entry is at debug."""
-    return {key: _masked(key, value, texts=method == "debug") for key, value in event.items()}
 
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
 
-def _masked(key: str, value: Any, *, texts: bool) -> Any:
-    if key.startswith("_") or value is None or isinstance(value, int | float):
+    def __call__(self, _logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+        return {key: self._masked(key, value, texts=method == "debug") for key, value in event.items()}
+
+    def _masked(self, key: str, value: Any, *, texts: bool) -> Any:
+        if key.startswith("_") or value is None or isinstance(value, int | float):
+            return value
+        if _SECRET.search(key) or (key in _TEXT and not texts):
+            return MASK if value else value
+        if isinstance(value, str):
+            return self._redactor.text(_URL_PASSWORD.sub(rf"\1:{MASK}@", value))
+        if isinstance(value, dict):
+            return {k: self._masked(str(k), v, texts=texts) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._masked("", v, texts=texts) for v in value]
         return value
-    if _SECRET.search(key) or (key in _TEXT and not texts):
-        return MASK if value else value
-    if isinstance(value, str):
-        return _URL_PASSWORD.sub(rf"\1:{MASK}@", value)
-    if isinstance(value, dict):
-        return {k: _masked(str(k), v, texts=texts) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_masked("", v, texts=texts) for v in value]
-    return value
 
 
 def _dumps(event: Any, **_options: Any) -> str:

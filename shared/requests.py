@@ -13,13 +13,16 @@ import hashlib
 import re
 import uuid
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
 from shared.clean import clean
 from shared.errors import RequestInvalid, RequestTooLarge
+
+if TYPE_CHECKING:
+    from shared.redaction import Redactor
 
 SCHEMA_VERSION = 1
 TITLE_CHARACTERS = 80
@@ -269,16 +272,20 @@ def record_of(
     default_account: str = "default",
     max_bytes: int = 4_000_000,
     accept_call_keys: bool = False,
+    redactor: Redactor | None = None,
 ) -> RequestRecord:
     """The record of a request; ``request_id`` and ``queue`` are defaults for what it leaves open.
 
     The id of a new conversation is derived from account and ``request_id``, so that submitting twice creates one.
-    Raises ``RequestTooLarge`` and ``RequestInvalid``.
+    ``redactor`` takes secrets out of what people wrote, before the digest is taken: every producer and worker of an
+    installation has the same one. Raises ``RequestTooLarge`` and ``RequestInvalid``.
     """
     document = clean(request.model_dump(mode="json", exclude_none=True, exclude_defaults=False))
     document = {k: v for k, v in document.items() if v not in ([], {})}
     for result in document.get("frontend_tool_results", ()):
         result.setdefault("content", None)  # null is an answer too
+    if redactor is not None:
+        _redact(document, redactor)
     document["request_id"] = request.request_id or request_id or str(uuid.uuid4())
     document["queue"] = request.queue or queue
     document.setdefault("account_id", None)
@@ -307,6 +314,18 @@ def record_of(
         )
     document["digest"] = _digest(document)
     return RequestRecord(document, tuple(artifacts))
+
+
+def _redact(document: dict[str, Any], redactor: Redactor) -> None:
+    """In place: the words of people and clients. What names, selects or is matched stays as it is."""
+    for name in ("ask", "additional_system_prompt", "metadata"):
+        if name in document:
+            document[name] = redactor.value(document[name])
+    for decision in document.get("tool_decisions", ()):
+        if "feedback" in decision:
+            decision["feedback"] = redactor.value(decision["feedback"])
+    for result in document.get("frontend_tool_results", ()):
+        result["content"] = redactor.value(result["content"])
 
 
 def token_sha256(token: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +21,12 @@ from shared.errors import (
     TurnkeeperError,
 )
 from shared.queues import Ringer
+from shared.redaction import Redactor
 from shared.requests import RequestRecord, parse_request, record_of
 from shared.settings import Settings
 from shared.store.base import Claim, NotClaimed, Ring, Row, Store
 from worker.attempt import Attempt
+from worker.isolation import Isolation
 from worker.jobs import JobControl, TurnJob
 from worker.letters import letter_of_job, letter_of_stranger
 from worker.turn import TurnReport, TurnRunner
@@ -42,11 +45,16 @@ class Wanted:
 class JobDriver:
     """Serves the jobs of a process: records what they ask for, runs their turns, rings for what remains."""
 
-    def __init__(self, settings: Settings, store: Store, turns: TurnRunner, ringer: Ringer) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, turns: TurnRunner, ringer: Ringer, isolation: Isolation | None
+    ) -> None:
+        """``isolation`` None: every turn runs in this process, as in one that was made for a single turn."""
+        self._isolation = isolation
         self._settings = settings
         self._store = store
         self._turns = turns
         self._ringer = ringer
+        self._redactor = Redactor.from_settings(settings)
 
     async def run(self, job: TurnJob, control: JobControl) -> dict[str, Any]:
         """Run the turn that a job is about; the job's result. A request that is refused is a result too, and a
@@ -57,13 +65,25 @@ class JobDriver:
                 return await self._drive(wanted, job, control)
             except (RequestRefused, ContentRefused) as error:
                 log.warning("request_refused", code=error.code)
-                letter = letter_of_job(job, error)
+                letter = letter_of_job(job, error, self._redactor)
                 await self._turns.patiently(lambda: self._keep(letter))
-                return {"status": "refused", "error": error.as_dict()}
+                return {"status": "refused", "error": self._redactor.value(error.as_dict())}
+
+    async def run_once(
+        self, conversation_id: str, claim_id: str | None, on_claimed: Callable[[], None]
+    ) -> TurnReport | None:
+        """Run the lowest unfinished turn of a conversation here, and ring for the next; None if there is nothing."""
+        claimed, sent_at = await self._turns.claim(conversation_id, None, claim_id=claim_id)
+        if isinstance(claimed, NotClaimed):
+            return None
+        on_claimed()
+        report = await self._run_stoppable(claimed, sent_at, JobControl(), None)
+        await self._ring(report)
+        return report
 
     async def refuse(self, job_id: str, queue: str, payload: dict[str, Any], error: TurnkeeperError) -> None:
         """Keep a job that is none of ours, so that its sender can find it."""
-        await self._keep(letter_of_stranger(job_id, queue, payload, error))
+        await self._keep(letter_of_stranger(job_id, queue, payload, error, self._redactor))
 
     async def _keep(self, letter: Row) -> None:
         await self._store.record_dead_letter(letter)
@@ -78,6 +98,7 @@ class JobDriver:
             default_account=self._settings.default_account,
             max_bytes=self._settings.request_bytes,
             accept_call_keys=self._settings.accept_call_keys,
+            redactor=self._redactor,
         )
         return Wanted(record.conversation_id, record)
 
@@ -100,7 +121,10 @@ class JobDriver:
             if isinstance(claimed, NotClaimed):
                 return _not_claimed(claimed, wanted.conversation_id, own)
             left = max(0.0, deadline - loop.time()) if deadline is not None else None
-            report = await self._run_stoppable(claimed, sent_at, control, left)
+            if self._isolation is not None and self._isolation.wants(claimed):
+                report = await self._isolation.run(claimed, sent_at)
+            else:
+                report = await self._run_stoppable(claimed, sent_at, control, left)
             if report.ended and report.turn < own_turn and report.next_queue is not None:
                 continue
             await self._ring(report)

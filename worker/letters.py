@@ -8,33 +8,38 @@ import orjson
 
 from shared.clean import clean
 from shared.errors import TurnkeeperError
+from shared.redaction import Redactor
 from shared.store.base import Row
 from worker.jobs import TurnJob
 
 PAYLOAD_BYTES: Final = 64_000  # of a job's arguments, at most
 
 
-def letter_of_job(job: TurnJob, error: TurnkeeperError) -> Row:
+def letter_of_job(job: TurnJob, error: TurnkeeperError, redactor: Redactor) -> Row:
     """The letter of a request that was refused."""
     return {
-        **_letter(job.job_id, job.queue, f"worker.jobs.{job.function}", job.arguments, error),
+        **_letter(job.job_id, job.queue, f"worker.jobs.{job.function}", job.arguments, error, redactor),
         "conversation_id": _text(job.arguments.get("conversation_id")),
         "account_id": _text(job.arguments.get("account_id")),
     }
 
 
-def letter_of_stranger(job_id: str, queue: str, payload: dict[str, Any], error: TurnkeeperError) -> Row:
+def letter_of_stranger(
+    job_id: str, queue: str, payload: dict[str, Any], error: TurnkeeperError, redactor: Redactor
+) -> Row:
     """The letter of a job that is none of ours, or cannot be read."""
     function = payload.get("function")
     kept = {name: value for name, value in payload.items() if name != "function"}
     return {
-        **_letter(job_id, queue, function if isinstance(function, str) else "", kept, error),
+        **_letter(job_id, queue, function if isinstance(function, str) else "", kept, error, redactor),
         "conversation_id": None,
         "account_id": None,
     }
 
 
-def _letter(job_id: str, queue: str, function: str, arguments: dict[str, Any], error: TurnkeeperError) -> Row:
+def _letter(
+    job_id: str, queue: str, function: str, arguments: dict[str, Any], error: TurnkeeperError, redactor: Redactor
+) -> Row:
     payload = clean(_without_tokens(arguments))
     size = len(orjson.dumps(payload))
     if size > PAYLOAD_BYTES:
@@ -43,9 +48,9 @@ def _letter(job_id: str, queue: str, function: str, arguments: dict[str, Any], e
         "job_id": job_id,
         "queue": queue,
         "function": function,
-        "payload": payload,
+        "payload": redactor.value(payload),
         "code": error.code,
-        "description": str(error),
+        "description": redactor.text(str(error)),
     }
 
 

@@ -13,6 +13,7 @@ from shared.store.base import Ring, Store
 log = structlog.get_logger(__name__)
 
 LIMIT = 100  # conversations a round; a full round is followed by the next at once
+LIMIT_OF_EVERYTHING = 10_000  # a round after Redis was emptied; beyond it, what is unfinished is due within a minute
 
 
 class Reaper:
@@ -45,17 +46,17 @@ class Reaper:
                 await asyncio.sleep(self._interval_seconds)
 
     async def once(self) -> bool:
-        """One round; True when there may be more to ring for. What a round could not ring, the next one rings: the
-        store believes that it was rung, and would tell of it only after its back-off."""
+        """One round; True when there may be more to ring for. Ringing for everything is one round and no more: it does
+        not look at the back-off, so a second would ring for the same conversations again. What Redis did not take (a
+        full one refuses) is owed: the store counts it as rung, and would tell of it again only after its back-off."""
         lost_memory = await self._ringer.epoch_missing()
+        limit = LIMIT_OF_EVERYTHING if lost_memory else LIMIT
         if lost_memory or not self._owed:
-            self._owed = await self._store.reap(limit=LIMIT, everything=lost_memory)
+            self._owed = await self._store.reap(limit=limit, everything=lost_memory)
         rings = self._owed
         if rings:
             await self._ringer.ring(rings)
         self._owed = []
-        if len(rings) == LIMIT:
-            return True
         if lost_memory:
             await self._ringer.set_epoch()
-        return False
+        return len(rings) == limit

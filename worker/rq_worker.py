@@ -30,6 +30,7 @@ from rq.worker import BaseWorker
 from shared.errors import ConfigurationError
 from shared.log import bind, configure_logging, exit_on_error, get_logger
 from shared.queues import connect_async, redis_errors, url_of
+from shared.redaction import Redactor
 from shared.settings import Settings, load_settings
 from worker import rq_records as records
 from worker.jobs import JobRunner
@@ -94,7 +95,8 @@ class ConversationWorker(BaseWorker):
         """
         with exit_on_error():
             settings = self._settings or load_settings(redis_url=url_of(self.connection))
-            configure_logging((logging_level or settings.log_level).lower())
+            redactor = Redactor.from_settings(settings)
+            configure_logging((logging_level or settings.log_level).lower(), redactor=redactor)
             if with_scheduler:
                 raise ConfigurationError("This worker does not run RQ's scheduler.", hint="Leave out --with-scheduler.")
             slots = {name: settings.slots.get(name, DEFAULT_SLOTS) for name in self.queue_names()}

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -20,15 +21,16 @@ from structlog.contextvars import bound_contextvars
 from publisher import EventPublisher, LiveSink, PublisherLimits
 from shared import faults
 from shared.errors import LeaseLost, RateLimited, StoreError, StoreUnavailable, TurnkeeperError
-from shared.events import Finish
+from shared.events import EventDraft, Finish
 from shared.live import LiveEntry
+from shared.redaction import Redactor
 from shared.requests import RequestRecord
 from shared.settings import Settings
 from shared.store.base import Appended, Claim, Lease, NotClaimed, Ring, Store
 from worker import endings
 from worker.agent.base import ChatModel, Toolbox
 from worker.agent.loop import AgentLoop
-from worker.agent.run import run_of
+from worker.agent.run import Run, run_of
 from worker.attempt import Attempt, HandBack, TurnStopped
 from worker.leases import RENEWALS_PER_LEASE, HeldLease, LeaseKeeper, lease_clock
 from worker.patience import Answer, StoreArtifacts, patiently
@@ -78,12 +80,20 @@ class Parts:
     worker: str
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A lease that is kept alive; ``drop`` ends that, and may be called twice."""
+
+    drop: Callable[[], None]
+
+
 class TurnRunner:
     """Runs claimed turns; knows which are running."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._limits = PublisherLimits.from_settings(parts.settings)
+        self._redactor = Redactor.from_settings(parts.settings)
         self._running: set[Attempt] = set()
         self._leaving = False
         self._nothing_runs = asyncio.Event()
@@ -119,10 +129,27 @@ class TurnRunner:
         """Repeat a call until the store is back or the worker leaves. Raises ``StoreUnavailable``."""
         return await patiently(call, give_up=lambda: self._leaving)
 
-    async def claim(self, conversation_id: str, record: RequestRecord | None) -> tuple[Claim | NotClaimed, float]:
+    async def release(self, lease: Lease) -> Ring:
+        """Give a claimed turn back before it ran. Raises ``LeaseLost``, ``StoreUnavailable``."""
+        return await self.patiently(lambda: self._parts.store.release(lease))
+
+    @contextmanager
+    def holding(self, lease: Lease, sent_at: float) -> Iterator[Holding]:
+        """Keep a lease alive that is not used here, until ``drop``."""
+        held = HeldLease(lease, sent_at, lambda: None, lambda: None)
+        self._parts.keeper.hold(held)
+        try:
+            yield Holding(lambda: self._parts.keeper.drop(held))
+        finally:
+            self._parts.keeper.drop(held)
+
+    async def claim(
+        self, conversation_id: str, record: RequestRecord | None, *, claim_id: str | None = None
+    ) -> tuple[Claim | NotClaimed, float]:
         """Claim the lowest unfinished turn, and the lease clock at the send of the claim that succeeded. A lost reply
         is asked for again under the same claim id, so it cannot leave a turn that nobody runs."""
-        settings, claim_id = self._parts.settings, uuid.uuid4().hex
+        settings = self._parts.settings
+        claim_id = claim_id or uuid.uuid4().hex
         give_up_at = time.monotonic() + settings.lease_seconds
         sent_at = lease_clock()
 
@@ -220,6 +247,7 @@ class TurnRunner:
                         events=publisher,
                         guard=attempt,
                         settings=settings,
+                        redactor=self._redactor,
                     )
                     outcome = await attempt.supervise(agent.run(), timeout_seconds=remaining)
                 except HandBack:
@@ -231,16 +259,16 @@ class TurnRunner:
                     wait = endings.wait_for(error, lease.attempt)
                     if wait is not None and wait < run.deadline - loop.time():
                         return await self._hand_back(publisher, lease, wait, "rate_limited")
-                    draft, finish = endings.failed(run, error)
+                    draft, finish = self._failed(run, error)
                 except TurnStopped:
                     if (shown := endings.partial(run)) is not None:
                         publisher.emit(shown)
                     draft, finish = endings.stopped(run)
                 except TurnkeeperError as error:
-                    draft, finish = endings.failed(run, error)
+                    draft, finish = self._failed(run, error)
                 except Exception as error:
                     log.exception("turn_failed_by_a_bug")
-                    draft, finish = endings.failed(run, endings.internal(error))
+                    draft, finish = self._failed(run, endings.internal(error))
                 else:
                     draft, finish = endings.ended(run, outcome)
                 appended = await publisher.finish(draft, finish)
@@ -251,6 +279,12 @@ class TurnRunner:
         except StoreError as error:  # for good, or the publisher would still be trying: the lease is left to expire
             log.error("events_not_stored", error=error.code)
             return TurnReport(lease.conversation_id, lease.turn, lease.attempt, "lost", error.code)
+
+    def _failed(self, run: Run, error: TurnkeeperError) -> tuple[EventDraft, Finish]:
+        """A failed turn's end. What a provider or a tool said in its error may hold secrets."""
+        draft, finish = endings.failed(run, error)
+        hidden = self._redactor.value
+        return replace(draft, data=hidden(draft.data)), replace(finish, error=hidden(finish.error))
 
     async def _hand_back(self, publisher: EventPublisher, lease: Lease, delay: float, why: str) -> TurnReport:
         """Flush and release. While the store is away this goes on until the lease is lost or the process ends."""

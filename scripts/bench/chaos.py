@@ -24,6 +24,7 @@ from scripts.bench.kit.chaos.plan import Plan, plan_of
 from scripts.bench.kit.chaos.report import add_pickups, print_report
 from scripts.bench.kit.chaos.rows import Tables
 from scripts.bench.kit.chaos.storm import Storm
+from scripts.bench.kit.parts import median
 
 PEOPLE = "scripts.bench.kit.chaos.people"
 QUIET_SECONDS = 30.0  # for turns whose person does not wait, after everybody has left
@@ -91,7 +92,8 @@ def _run(
             storm.record.flushed_at,
         )
     )
-    add_pickups(findings, interruptions, storm.record, options.pickup_limit)
+    nobody = [*storm.record.absences, *fleet.service.gaps]
+    add_pickups(findings, interruptions, nobody, options.pickup_limit)
     findings.zero("workers that did not end when told to", fleet.stuck)
     run = {
         "store": options.store,
@@ -102,6 +104,8 @@ def _run(
         "seconds": round(time.monotonic() - started, 1),
         **{name: storm.record.signals[name] for name in ("SIGKILL", "SIGTERM", "SIGSTOP")},
         "worker processes started": fleet.starts,
+        "seconds until a worker was ready, median": round(median(fleet.seconds_to_ready), 1),
+        "seconds without any worker at work": round(sum(end - begin for begin, end in fleet.service.gaps), 1),
         "Redis emptied": int(storm.record.flushed_at is not None),
         "database away": len(storm.record.absences),
         "of those, SQLite's lock in a paused worker": storm.record.paused_with_lock,

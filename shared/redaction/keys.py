@@ -6,6 +6,7 @@ import functools
 import re
 from dataclasses import dataclass
 
+from shared.redaction.detectors import MARKER_START
 from shared.redaction.formats import KEYWORDS, Keyword
 from shared.redaction.values import counts
 
@@ -23,7 +24,7 @@ class Announced:
 def announced(key: str, value: str) -> Announced | None:
     """What the key says of the value, if that counts as a secret."""
     keyword = _keyword_of(key)
-    if keyword is None:
+    if keyword is None or MARKER_START in value:
         return None
     scheme = _SCHEME.match(value) if keyword.rule == "header" else None
     begin = scheme.end() if scheme else 0

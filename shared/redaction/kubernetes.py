@@ -15,7 +15,7 @@ from shared.redaction.detectors import MARKER_START
 _KIND: Final = re.compile(r"""(?<![\w.])kind\\{0,3}["']?[ \t]{0,4}:[ \t]{0,4}\\{0,3}["']?(\w+)""")
 _YAML_BLOCK: Final = re.compile(r"^(?P<indent>[ \t]*(?:- )?)(?:data|stringData):[ \t]*\r?\n", re.MULTILINE)
 _YAML_ENTRY: Final = re.compile(r"(?P<indent>[ \t]+)(?P<key>[\w.\-\"']{1,253}):[ \t]*(?P<value>[^\r\n]*)(?:\r?\n|$)")
-_JSON_BLOCK: Final = re.compile(r"""(?:data|stringData)\\{0,3}"\s{0,8}:\s{0,8}\{""")
+_JSON_BLOCK: Final = re.compile(r"""(?<!\w)(?:data|stringData)\\{0,3}"\s{0,8}:\s{0,8}\{""")
 _JSON_ENTRY: Final = re.compile(
     r"""\s{0,80},?\s{0,80}\\{0,3}"[\w.-]{1,253}\\{0,3}"\s{0,8}:\s{0,8}(?P<quote>\\{0,3}")(?P<value>[^"\\]*(?:\\[^"][^"\\]*)*)"""
 )

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -20,17 +20,21 @@ if TYPE_CHECKING:  # its libraries take time to import, and most installations h
     from shared.redaction.custom import CustomPattern
 
 DIGITS: Final = 6  # of the digest that a marker shows: two secrets are told apart, one in 16 million is not
+QUOTED_CHARACTERS: Final = 6  # of a secret that is looked for where it is quoted, at least: less is a word of prose
 KEY_FILE: Final = "redaction.key"
 _LABEL: Final = b"turnkeeper redaction key 1\0"
 _SIGNATURES: Final = frozenset({"signature", "thought_signature", "thought_signatures", "encrypted_content"})
 
 
 class RedactedStream(Protocol):
-    """Text in pieces. ``feed`` gives what may be shown by now, ``end`` what was still held back."""
+    """Text in pieces. ``feed`` gives what may be shown by now, ``end`` what was still held back; ``cut`` in its place,
+    where the text was broken off, gives no part of a secret that was coming."""
 
     def feed(self, text: str) -> str: ...
 
     def end(self) -> str: ...
+
+    def cut(self) -> str: ...
 
 
 class Redactor:
@@ -82,41 +86,65 @@ class Redactor:
         unchanged parts are shared."""
         if not self.enabled:
             return value
-        if isinstance(value, str):
-            return self.output(value)
         if isinstance(value, dict):
-            changed = {k: self._under(k, v) for k, v in value.items()}
-            return changed if any(changed[k] is not value[k] for k in value) else value
+            return _same_or(value, {key: self._under(key, item) for key, item in value.items()})
         if isinstance(value, list | tuple):
-            items = [self.value(v) for v in value]
-            return value if all(a is b for a, b in zip(items, value, strict=True)) else items
-        return value
+            return _same_or(value, [self.value(item) for item in value])
+        return self.output(value) if isinstance(value, str) else value
+
+    def quoting(self, arguments: Any, text: str) -> str:
+        """``output`` of a text that may quote a call's arguments: what a key announces there as a secret has no shape
+        of its own by which it would be known here."""
+        if not self.enabled:
+            return text
+        for secret, marker in self._announced(arguments):
+            if len(secret) >= QUOTED_CHARACTERS:
+                text = text.replace(secret, marker)
+        return self.output(text)
 
     def message(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A model's message: its text and reasoning redacted; a signed block that holds a secret left out, since its
-        signature would not fit any more; its tool calls as they are, since they are what runs."""
+        """A model's message: its text and reasoning redacted, as the stream shows them; a signed block that holds a
+        secret left out, since its signature would not fit any more; its tool calls as they are: they are what runs."""
         if not self.enabled:
             return message
         redacted: dict[str, Any] = {}
         for name, item in message.items():
-            if name in ("tool_calls", "role"):
-                redacted[name] = item
-            elif not _is_signed(item):
-                redacted[name] = self.value(item)
+            changed = item if name in ("role", "tool_calls") else self._strings(item)
+            if changed is item or not _is_signed(item):
+                redacted[name] = changed
             elif isinstance(item, list):
-                if kept := [i for i in map(self._whole_or_none, item) if i is not None]:
-                    redacted[name] = kept
-            elif self.value(item) is item:
-                redacted[name] = item
+                pairs = zip(item, changed, strict=True)
+                kept = [new for old, new in pairs if new is old or not _is_signed(old)]
+                redacted.update({name: kept} if kept else {})
         return redacted
+
+    def shown(self, event: dict[str, Any]) -> dict[str, Any]:
+        """An event's row for people and readers: secrets in the arguments of its tool calls masked. What runs, is
+        compared and is sent back to the model is the stored row."""
+        if not self.enabled or not isinstance(event.get("data"), dict):
+            return event
+        data = dict(event["data"])
+        if "message" in data:
+            data["message"] = self._masked(data["message"])
+        if isinstance(data.get("messages"), list):
+            data["messages"] = [self._masked(message) for message in data["messages"]]
+        return {**event, "data": data}
+
+    def _masked(self, message: Any) -> Any:
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        return {**message, "tool_calls": [self._strings(call) for call in calls]} if calls else message
+
+    def _strings(self, value: Any) -> Any:
+        """A JSON value with the text of every string redacted, whatever key it stands under."""
+        if isinstance(value, dict):
+            return _same_or(value, {key: self._strings(item) for key, item in value.items()})
+        if isinstance(value, list):
+            return _same_or(value, [self._strings(item) for item in value])
+        return self.text(value) if isinstance(value, str) else value
 
     def stream(self) -> RedactedStream:
         """For text that comes in pieces."""
         return Stream(self._scanner, self._marker) if self.enabled else _Unchanged()
-
-    def _whole_or_none(self, block: Any) -> Any:
-        redacted = self.value(block)
-        return redacted if redacted is block or not _is_signed(block) else None
 
     def _under(self, key: Any, value: Any) -> Any:
         redacted = self.value(value)
@@ -125,6 +153,18 @@ class Redactor:
             if found is not None:
                 return value[: found.begin] + self._marker(found.kind, value[found.begin :])
         return redacted
+
+    def _announced(self, value: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                found = announced(key, item) if isinstance(key, str) and isinstance(item, str) else None
+                if found is not None:
+                    yield item[found.begin :], self._marker(found.kind, item[found.begin :])
+                else:
+                    yield from self._announced(item)
+        elif isinstance(value, list):
+            for item in value:
+                yield from self._announced(item)
 
     def _marker(self, kind: str, secret: str) -> str:
         digest = hmac.new(self._key, secret.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
@@ -139,6 +179,15 @@ class _Unchanged:
 
     def end(self) -> str:
         return ""
+
+    def cut(self) -> str:
+        return ""
+
+
+def _same_or(old: Any, new: Any) -> Any:
+    """``old`` if nothing in it has changed."""
+    pairs = ((old[key], new[key]) for key in old) if isinstance(old, dict) else zip(old, new, strict=True)
+    return old if all(a is b for a, b in pairs) else new
 
 
 def _is_signed(item: Any) -> bool:

@@ -70,6 +70,10 @@ class Scanner:
                 return
             start = found.end
 
+    def begins(self, text: str) -> bool:
+        """Whether ``text`` is the beginning of a word, and no more than that."""
+        return text.lower() in self._prefixes
+
     def _places(self, text: str, start: int) -> Places:
         """Where words begin from ``start`` on, in order, and whom to ask there: those of the longest word first."""
         data = text[start:].encode("utf-8", "surrogatepass")
@@ -129,6 +133,11 @@ class Stream:
 
     def end(self) -> str:
         return self.take("", final=True)
+
+    def cut(self) -> str:
+        """In place of ``end`` where the text was broken off: what is held back if it only might have begun a known
+        word; of a secret that was coming, nothing is given out."""
+        return self._open if self._scanner.begins(self._open) else ""
 
     def take(self, piece: str, *, final: bool) -> str:
         """``feed``, and ``end`` with the last piece if ``final``."""

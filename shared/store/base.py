@@ -63,6 +63,8 @@ class Claim:
     - ``calls``: ``tool_calls`` rows up to this turn that have no result event yet, ascending by key.
     - ``rules``: ``approval_rules`` rows that apply to the conversation.
     - ``ended``: events that the claim itself wrote (turns ended by stop, crash cap or refusal), for live readers.
+    - ``taken_over``: why there was an attempt before this one: its lease ran out (``crash``) or it was handed back
+      (``release``); None for a first attempt.
     """
 
     lease: Lease
@@ -76,15 +78,18 @@ class Claim:
     rules: list[Row]
     ended: list[Row]
     submitted: Submitted | None
+    taken_over: Literal["crash", "release"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NotClaimed:
-    """Nothing to run: ``busy`` (somebody holds the lowest unfinished turn) or ``idle`` (all turns have ended)."""
+    """Nothing to run: ``busy`` (somebody holds the lowest unfinished turn, or it must wait) or ``idle`` (all turns
+    have ended). ``wait_reason``: why it must wait (``account_limit``); None while somebody holds it."""
 
     reason: Literal["busy", "idle"]
     ended: list[Row]
     submitted: Submitted | None
+    wait_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +111,12 @@ class Appended:
 @dataclass(frozen=True, slots=True)
 class Renewed:
     """``lost``: tokens that were taken over or released (not those whose turn has ended). ``stopped``: tokens of
-    turns that somebody asked to stop."""
+    turns that somebody asked to stop. ``skipped``: tokens that could not be looked at right now, since somebody has
+    locked their conversation; they were not renewed: try again soon."""
 
     lost: frozenset[str]
     stopped: frozenset[str]
+    skipped: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,11 @@ class Stopped:
     turn: int | None
     effect: Literal["flagged", "stopped", "none"]
     queue: str | None
+
+
+def after_row(row: Row) -> str:
+    """The ``before`` that continues a list of conversations behind this row, also within one ``updated_at``."""
+    return f"{row['updated_at']},{row['conversation_id']}"
 
 
 class Store(Protocol):
@@ -162,9 +174,15 @@ class Store(Protocol):
         lease_seconds: float,
         max_crashes: int,
         record: RequestRecord | None = None,
+        account_turns: int | None = None,
+        account_cost_usd: float | None = None,
     ) -> Claim | NotClaimed:
         """Take the lowest unfinished turn, recording ``record`` first if given. A ``claim_id`` that still holds its
-        turn gets the same lease again, renewed. Raises what ``submit`` raises; ``ConversationUnknown``."""
+        turn gets the same lease again, renewed. Raises what ``submit`` raises; ``ConversationUnknown``.
+
+        ``account_turns``: with so many turns of the account running, the turn waits (a take-over after a crash does
+        not: its turn has kept its place). ``account_cost_usd``: once the account's turns that began on this UTC day
+        have cost so much, a question or a retry fails with ``account_budget``. None: no limit."""
         ...
 
     async def append(
@@ -176,7 +194,7 @@ class Store(Protocol):
         *,
         snapshots_kept: int = 1,
     ) -> Appended:
-        """Write batch number ``batch`` (1, 2, 3 … per lease). Raises ``LeaseLost``."""
+        """Write batch number ``batch`` (1, 2, 3 … per lease), and renew the lease by the way. Raises ``LeaseLost``."""
         ...
 
     async def renew(self, tokens: Sequence[str], lease_seconds: float) -> Renewed: ...
@@ -186,7 +204,9 @@ class Store(Protocol):
         ...
 
     async def reap(self, *, limit: int = 100, everything: bool = False) -> list[Ring]:
-        """The conversations that are due for a ring; ``everything`` overrides the back-off, not the leases."""
+        """The conversations that are due for a ring, at most ``limit``; each is then put off (5 to 60 s), so that
+        pages do not overlap. ``everything`` answers none: it makes due now what only its back-off holds up (neither
+        a live lease nor the delay of a release), however many there are; page through them without it."""
         ...
 
     async def stop(self, conversation_id: str, turn: int | None = None) -> Stopped:
@@ -238,7 +258,8 @@ class Store(Protocol):
         limit: int = 50,
         before: str | None = None,
     ) -> list[Row]:
-        """Newest activity first; ``before`` is an ``updated_at`` to page from."""
+        """Newest activity first, then by id. ``before``: what ``after_row`` says of the last row of the page before,
+        or an ``updated_at``."""
         ...
 
     async def turns(self, conversation_id: str) -> list[Row]: ...

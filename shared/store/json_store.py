@@ -36,6 +36,8 @@ class JsonStore(ABC):
         lease_seconds: float,
         max_crashes: int,
         record: RequestRecord | None = None,
+        account_turns: int | None = None,
+        account_cost_usd: float | None = None,
     ) -> Claim | NotClaimed:
         arguments: dict[str, Any] = {
             "p_conversation_id": conversation_id,
@@ -43,13 +45,15 @@ class JsonStore(ABC):
             "p_claim_id": claim_id,
             "p_lease_seconds": lease_seconds,
             "p_max_crashes": max_crashes,
+            "p_account_turns": account_turns,
+            "p_account_cost_usd": account_cost_usd,
         }
         if record is not None:
             arguments.update(_request_arguments(record))
         answer = await self._call("claim", arguments)
         submitted = _submitted(answer["submitted"]) if answer.get("submitted") else None
         if answer["result"] != "lease":
-            return NotClaimed(answer["result"], answer["ended"], submitted)
+            return NotClaimed(answer["result"], answer["ended"], submitted, answer.get("wait_reason"))
         turn = answer["turn"]
         lease = Lease(turn["conversation_id"], turn["turn"], turn["attempt"], turn["lease_token"], lease_seconds)
         return Claim(
@@ -64,6 +68,7 @@ class JsonStore(ABC):
             rules=answer["rules"],
             ended=answer["ended"],
             submitted=submitted,
+            taken_over=turn["taken_over"],
         )
 
     async def append(
@@ -83,13 +88,14 @@ class JsonStore(ABC):
                 "p_events": [event.as_dict() for event in events],
                 "p_finish": finish.as_dict() if finish else None,
                 "p_snapshots_kept": snapshots_kept,
+                "p_lease_seconds": lease.seconds,
             },
         )
         return Appended(answer["first_seq"], answer["status"], answer["stop_requested"], answer["next_queue"])
 
     async def renew(self, tokens: Sequence[str], lease_seconds: float) -> Renewed:
         answer = await self._call("renew", {"p_tokens": list(tokens), "p_lease_seconds": lease_seconds})
-        return Renewed(frozenset(answer["lost"]), frozenset(answer["stopped"]))
+        return Renewed(frozenset(answer["lost"]), frozenset(answer["stopped"]), frozenset(answer["skipped"]))
 
     async def release(self, lease: Lease, delay_seconds: float = 0) -> Ring:
         answer = await self._call("release", {"p_token": lease.token, "p_delay_seconds": delay_seconds})

@@ -52,8 +52,8 @@ def _is_applied(connection: psycopg.Connection, version: int, schema: str) -> bo
 
 
 def sql_for(path: Path, schema: str) -> str:
-    """A file's SQL for another schema name than the default."""
-    return re.sub(r"\bturnkeeper\b", schema, path.read_text(encoding="utf-8"))
+    """A file's SQL for another schema name than the default, which may be a word of SQL."""
+    return re.sub(r"\bturnkeeper\b", f'"{schema}"', path.read_text(encoding="utf-8"))
 
 
 def _line(error: psycopg.Error) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 from worker.agent.tools import tool
@@ -34,3 +35,10 @@ def bump(counter: str) -> str:
 def noise(seed: str) -> dict[str, object]:
     """Look at something that databases and providers do not like."""
     return {"seed": seed, "nul\x00": "a\x00b", "half": "\ud83d end", "latency": float("nan"), "literal": "a\\u0000b"}
+
+
+@tool(risk="read_only")
+def die() -> str:
+    """Kill the process that this runs in."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"

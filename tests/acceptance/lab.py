@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,6 +95,12 @@ class Lab:
         self.enqueue(on, "ask", conversation_id=conversation, ask=text, queue=heir)
         return conversation
 
+    def paused(self, names: Iterable[object], heir: str = HEIR) -> list[str]:
+        """For each name a conversation of ``WorkingModel`` in which the restart waits for its approval."""
+        made = [self.ask(f"work {name}", heir=heir) for name in names]
+        self.until(lambda: all(self.ended(conversation, 1) for conversation in made), "the pauses")
+        return made
+
     def approve(self, conversation: str, *, on: str = HEIR, heir: str = HEIR) -> None:
         """Approve all that waits in a conversation."""
         waiting = self.story(conversation).named("approval_required")[-1]["data"]["pending_approvals"]
@@ -137,8 +142,7 @@ class Lab:
 
     def close(self) -> None:
         for worker in self.workers:
-            worker.signal(signal.SIGCONT)
-            worker.signal(signal.SIGTERM)
+            worker.leave()
         for worker in self.workers:
             worker.stop()
         self.database.close()

@@ -4,7 +4,6 @@ meanwhile, and the same workers go on afterwards."""
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import tempfile
 import time
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from rq.job import Job
 
 from scripts.bench.kit.postgres import own_folder
 from shared.client import Client

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from shared.settings import Settings
@@ -12,6 +15,7 @@ from shared.store import open_store
 from shared.store.base import Store
 from tests.contract.driver import Talk
 
+Meddle = Callable[[str], None]
 KINDS = ("sqlite", "postgres", "supabase")
 
 
@@ -40,6 +44,22 @@ async def other_store(settings: Settings, store: Store) -> AsyncIterator[Store]:
     other = await open_store(settings).open()
     yield other
     await other.close()
+
+
+@pytest.fixture
+def meddle(settings: Settings, request: pytest.FixtureRequest) -> Meddle:
+    """Runs a statement on the database itself, for what no operation can bring about in the time of a test."""
+
+    def sqlite(sql: str) -> None:
+        with closing(sqlite3.connect(settings.sqlite_path)) as db, db:
+            db.execute(sql)
+
+    def postgres(sql: str) -> None:
+        with psycopg.connect(request.getfixturevalue("postgres_url")) as connection:
+            connection.execute("SET search_path = turnkeeper")
+            connection.execute(sql.encode())
+
+    return sqlite if settings.store_kind == "sqlite" else postgres
 
 
 @pytest.fixture

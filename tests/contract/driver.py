@@ -174,6 +174,8 @@ class Talk:
         lease_seconds: float = 60,
         max_crashes: int = 4,
         record: RequestRecord | None = None,
+        account_turns: int | None = None,
+        account_cost_usd: float | None = None,
     ) -> Claim | NotClaimed:
         return await self.store.claim(
             self.id,
@@ -182,6 +184,8 @@ class Talk:
             lease_seconds=lease_seconds,
             max_crashes=max_crashes,
             record=record,
+            account_turns=account_turns,
+            account_cost_usd=account_cost_usd,
         )
 
     async def claim(self, **arguments: Any) -> Claim:

@@ -6,9 +6,10 @@ import uuid
 
 import pytest
 
-from shared.errors import ConversationUnknown, LeaseLost, RequestRefused
+from shared.errors import ContentRefused, ConversationUnknown, LeaseLost, RequestRefused
 from shared.requests import Artifact
-from shared.store.base import Store
+from shared.store.base import Store, after_row
+from tests.contract.conftest import Meddle
 from tests.contract.driver import ANSWERED, PAUSED, Talk, ai, answer, call, pause, record, waits, yes
 
 
@@ -107,7 +108,8 @@ async def test_deleting_leaves_nothing(store: Store, talk: Talk) -> None:
     assert await store.calls(talk.id) == []
     assert await store.get_artifact(talk.id, artifact_id) is None
     assert await store.turn_of("r1", "default") is None
-    assert await store.reap(everything=True) == []
+    await store.reap(everything=True)
+    assert await store.reap() == []
     assert [row["thumbs_up"] for row in await store.usage(by="account")] == [0]
     with pytest.raises(LeaseLost):
         await talk.append(running, 1, ai(1))
@@ -129,6 +131,33 @@ async def test_conversations_are_listed_by_activity(store: Store) -> None:
     rest = await store.conversations(account_id="a", before=page[-1]["updated_at"])
     assert [r["conversation_id"] for r in page + rest] == [r["conversation_id"] for r in rows]
     assert len(await store.conversations()) == 5
+
+
+async def test_pages_of_conversations_neither_skip_nor_repeat_ties(store: Store, meddle: Meddle) -> None:
+    talks = [Talk(store) for _ in range(7)]
+    for talk in talks:
+        await talk.ask()
+    first = (await talks[0].row())["updated_at"]
+    meddle(f"UPDATE conversations SET updated_at = '{first}'")
+    found: list[str] = []
+    before = None
+    while page := await store.conversations(limit=3, before=before):
+        found += [row["conversation_id"] for row in page]
+        before = after_row(page[-1])
+    assert found == sorted(talk.id for talk in talks)
+    assert await store.conversations(before=first) == [], "a time alone: what is older"
+    for nonsense in ("yesterday", f"{first},someone"):
+        with pytest.raises(ContentRefused):
+            await store.conversations(before=nonsense)
+
+
+async def test_an_artifact_under_a_name_that_no_artifact_has(store: Store, talk: Talk) -> None:
+    artifact = Artifact.of(talk.id, "log", "text/plain", b"x")
+    await talk.ask()
+    await store.put_artifact((await talk.claim()).lease, artifact)
+    assert await store.get_artifact(talk.id, artifact.artifact_id.upper()) == artifact
+    for name in ("log", "", "' OR 1=1", str(uuid.uuid4())):
+        assert await store.get_artifact(talk.id, name) is None
 
 
 async def test_conversations_are_found_by_status(store: Store) -> None:

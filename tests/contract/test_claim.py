@@ -85,6 +85,17 @@ async def test_an_expired_lease_is_taken_over(talk: Talk) -> None:
         await talk.append(dead.lease, 1, ai(1))
 
 
+async def test_a_claim_tells_why_there_was_an_attempt_before(store: Store, talk: Talk) -> None:
+    await talk.ask()
+    first = await talk.claim()
+    assert first.taken_over is None
+    await store.release(first.lease)
+    assert (await talk.claim_expired(claim_id="k1")).taken_over == "release"
+    assert (await talk.claim_expired(claim_id="k1")).taken_over == "release", "the same attempt"
+    assert (await talk.claim()).taken_over == "crash"
+    assert (await talk.turn(1))["taken_over"] == "crash"
+
+
 async def test_a_claim_id_that_lost_its_turn_competes_like_any_other(talk: Talk) -> None:
     await talk.ask()
     await talk.claim_expired(claim_id="k1")

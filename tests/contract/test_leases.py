@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -40,6 +42,20 @@ async def test_renewing_tells_who_lost_and_who_shall_stop(store: Store) -> None:
     assert renewed.lost == {tokens["taken"], tokens["released"], "no-such-token"}
     assert renewed.stopped == {tokens["stopped"]}
     assert await store.renew([], 60) == Renewed(frozenset(), frozenset())
+
+
+async def test_an_append_renews_the_lease_by_the_way(store: Store, talk: Talk) -> None:
+    await talk.ask()
+    lease = replace((await talk.claim_expired()).lease, seconds=60)
+    await talk.append(lease, 1, ai(1))
+    assert isinstance(await talk.try_claim(), NotClaimed), "nobody takes it over"
+    assert await store.reap() == [], "nor is anybody rung for it"
+    row, turn = await talk.row(), await talk.turn(1)
+    assert row["next_ring_at"] == turn["lease_expires_at"]
+    await store.renew([lease.token], 120)
+    renewed = (await talk.turn(1))["lease_expires_at"]
+    await talk.append(lease, 2, ai(2))
+    assert (await talk.turn(1))["lease_expires_at"] == renewed, "a longer lease is not cut short"
 
 
 async def test_renewing_an_ended_turn_rings_nobody(store: Store, talk: Talk) -> None:
@@ -91,7 +107,13 @@ async def test_a_delayed_release_rings_later(store: Store, talk: Talk) -> None:
     row = await talk.row()
     wait = datetime.fromisoformat(row["next_ring_at"]) - datetime.fromisoformat(row["updated_at"])
     assert timedelta(seconds=29) < wait <= timedelta(seconds=30)
-    assert (await talk.claim()).lease.attempt == 2, "a ring that comes anyway is welcome"
+    turn = await talk.turn(1)
+    assert (turn["wait_reason"], turn["wait_until"]) == ("delayed", row["next_ring_at"])
+    claim = await talk.claim()
+    assert claim.lease.attempt == 2, "a ring that comes anyway is welcome"
+    assert (claim.turn["wait_reason"], claim.turn["wait_until"]) == (None, None)
+    await store.release(claim.lease)
+    assert (await talk.turn(1))["wait_reason"] is None
 
 
 async def test_nothing_can_be_released_after_the_end(store: Store, talk: Talk) -> None:
@@ -112,17 +134,45 @@ async def test_a_reaped_conversation_is_put_off_longer_each_time(store: Store, t
     assert timedelta(seconds=5) <= wait < timedelta(seconds=8)
     assert row["ring_backoff_seconds"] == 10
     for expected in (20, 40, 60, 60):
-        assert len(await store.reap(everything=True)) == 1
+        await store.reap(everything=True)
+        assert len(await store.reap()) == 1
         assert (await talk.row())["ring_backoff_seconds"] == expected
     await talk.claim()
     assert (await talk.row())["ring_backoff_seconds"] == 5
 
 
-async def test_live_leases_are_never_due(store: Store, talk: Talk) -> None:
-    await talk.ask()
-    await talk.claim()
+async def test_live_leases_and_delays_are_never_due(store: Store, talk: Talk) -> None:
+    delayed = Talk(store)
+    for each in (talk, delayed):
+        await each.ask()
+        lease = (await each.claim()).lease
+    await store.release(lease, 30)
+    before = await talk.row(), await delayed.row()
     assert await store.reap() == []
-    assert await store.reap(everything=True) == []
+    await store.reap(everything=True)
+    assert await store.reap() == []
+    assert (await talk.row(), await delayed.row()) == before
+
+
+async def test_everything_that_only_its_back_off_holds_up_is_rung_once(store: Store) -> None:
+    limit = 10
+    talks = [Talk(store) for _ in range(limit + 50)]
+    await asyncio.gather(*(talk.ask() for talk in talks))
+    await talks[0].claim_expired()
+    await store.release((await talks[1].claim()).lease)
+
+    async def pages() -> Counter[str]:
+        rung: list[Ring] = []
+        while len(page := await store.reap(limit=limit)) == limit:
+            rung += page
+        return Counter(ring.conversation_id for ring in rung + page)
+
+    once = Counter(talk.id for talk in talks)
+    assert await pages() == once
+    assert await pages() == {}
+    await store.reap(everything=True)
+    assert await pages() == once
+    assert await pages() == {}
 
 
 async def test_an_expired_lease_is_due_at_once(store: Store, talk: Talk) -> None:
@@ -142,7 +192,8 @@ async def test_reaping_rings_and_changes_nothing_else(store: Store, talk: Talk) 
 async def test_a_conversation_without_work_is_never_due(store: Store, talk: Talk) -> None:
     await talk.answered()
     await Talk(store).paused()
-    assert await store.reap(everything=True) == []
+    await store.reap(everything=True)
+    assert await store.reap() == []
     assert (await talk.row())["next_ring_at"] is None
 
 
@@ -194,7 +245,8 @@ async def test_stopping_a_running_turn_flags_it(store: Store, talk: Talk) -> Non
     assert (stopped.turn, stopped.effect) == (1, "flagged")
     assert await talk.statuses() == ["running", "pending"]
     assert (await store.renew([lease.token], 60)).stopped == {lease.token}
-    assert await store.reap(everything=True) == []
+    await store.reap(everything=True)
+    assert await store.reap() == []
 
 
 async def test_a_stop_survives_the_worker(store: Store, talk: Talk) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from shared.errors import LeaseLost
 from shared.events import SNAPSHOTS, TERMINALS, EventDraft
 from shared.history import Message, fold
+from shared.redaction import Redactor
 from shared.requests import parse_request, record_of
 from shared.settings import Settings
 from shared.store.base import Claim, NotClaimed, Row, Submitted
@@ -238,7 +239,7 @@ class Lab:
 
     async def submit(self, kind: str, **arguments: Any) -> Submitted:
         request = parse_request(kind, {"conversation_id": self.conversation_id, **arguments})
-        return await self.store.submit(record_of(request))
+        return await self.store.submit(record_of(request, redactor=Redactor.from_settings(self.settings)))
 
     async def ask(self, text: str = "What is wrong?", **options: Any) -> Submitted:
         return await self.submit("ask", ask=text, **options)

@@ -1,7 +1,7 @@
 """Approvals: what a pause tells the people who decide, and the tokens that bind their decisions.
 
-A pending approval shows the exact arguments with nothing cut and nothing invisible. Its token is random; the database
-keeps only the hash. A call that waits through several pauses keeps its first token and expiry.
+A pending approval shows the exact arguments: nothing is cut or invisible, and only secrets are masked. Its token is
+random; the database keeps only the hash. A call that waits through several pauses keeps its first token and expiry.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from shared.events import CallAwait
+from shared.redaction import Redactor
 from shared.requests import token_sha256
 from worker.agent.base import Toolbox
 from worker.agent.ledger import Call
@@ -21,7 +22,9 @@ from worker.agent.tools.arguments import parse_arguments
 from worker.agent.visible import describe_call, make_visible
 
 
-def pause_for(waiting: Sequence[Call], run: Run, toolbox: Toolbox, approval_seconds: float) -> Paused:
+def pause_for(
+    waiting: Sequence[Call], run: Run, toolbox: Toolbox, redactor: Redactor, approval_seconds: float
+) -> Paused:
     """The pause for the calls that wait. Calls that only a later turn decided are not listed again."""
     earlier = {_key(a): a for a in run.earlier_approvals}
     elapsed = asyncio.get_running_loop().time() - run.claimed_at
@@ -34,17 +37,18 @@ def pause_for(waiting: Sequence[Call], run: Run, toolbox: Toolbox, approval_seco
             continue
         turn, step, index = call.key
         arguments = parse_arguments(call.arguments).value
+        shown = redactor.value(arguments)
         entry: dict[str, Any] = {
             "tool_call_id": call.tool_call_id,
             "tool_name": call.tool_name,
-            "description": describe_call(call.tool_name, arguments),
-            "params": make_visible(arguments),
+            "description": describe_call(call.tool_name, shown),
+            "params": make_visible(shown),
             "turn": turn,
             "step": step,
             "call_index": index,
         }
         if call.kind == "frontend":
-            frontend.append({**entry, "params": arguments})
+            frontend.append({**entry, "params": arguments})  # what the client runs
             continue
         known = earlier.get(call.key)
         token = known["approval_token"] if known else secrets.token_urlsafe(32)

@@ -18,9 +18,11 @@ from shared import faults
 from shared.errors import StoreError
 from shared.events import TOOL_CALL_RESULT, TOOL_CALL_STARTED, CallResult, CallState, EventDraft
 from shared.history import Message, OpenCall
+from shared.redaction import Redactor
 from worker.agent import texts
 from worker.agent.base import Toolbox, ToolContext, ToolResult, ToolSpec
 from worker.agent.ledger import Call, Ledger
+from worker.agent.redacted import RedactedArtifacts, redacted_result
 from worker.agent.run import Events, Guard, Run
 from worker.agent.tools.arguments import arguments_digest, parse_arguments
 from worker.agent.tools.results import fit_result, raw_of, summary_of
@@ -50,6 +52,7 @@ class CallRunner:
         *,
         timeout_seconds: float,
         result_tokens: int,
+        redactor: Redactor,
     ) -> None:
         self._run = run
         self._ledger = ledger
@@ -58,6 +61,7 @@ class CallRunner:
         self._guard = guard
         self._timeout_seconds = timeout_seconds
         self._result_tokens = result_tokens
+        self._redactor = redactor
 
     async def settle(self, open_calls: list[OpenCall]) -> tuple[list[Message], list[Call]]:
         """Run or close all that can be; the new results, and the calls that still wait."""
@@ -74,7 +78,8 @@ class CallRunner:
     async def _settle_one(self, call: Call, open_call: OpenCall) -> Message:
         closing = self._closing(call, open_call)
         if closing is not None:
-            content = await self._fitting(call, closing.content)  # a frontend's result may have any length
+            text = self._redactor.quoting(parse_arguments(call.arguments).value, closing.content)
+            content = await self._fitting(call, text)  # a frontend's result may have any length
             return self._record(call, closing.state, ToolResult("failed", content))
         self._guard.checkpoint()
         spec = self._toolbox.get(call.tool_name)
@@ -127,6 +132,7 @@ class CallRunner:
         result = await self._toolbox.call(call.tool_name, arguments, self._context(call, timeout))
         faults.reach("after_tool")
         elapsed_ms = round((time.monotonic() - started) * 1000)
+        result = redacted_result(self._redactor, result, arguments)
         fitted = replace(result, content=await self._fitting(call, result.content))
         return self._record(call, result.status, fitted, duration_ms=elapsed_ms, soon=call.state == "executing")
 
@@ -139,7 +145,7 @@ class CallRunner:
 
     def _context(self, call: Call, timeout: float) -> ToolContext:
         turn, step, index = call.key or (self._run.turn, 0, 0)
-        now = asyncio.get_running_loop().time()
+        now, artifacts = asyncio.get_running_loop().time(), self._run.artifacts
         return ToolContext(
             conversation_id=self._run.conversation_id,
             account_id=self._run.account_id,
@@ -150,7 +156,7 @@ class CallRunner:
             tool_call_id=call.tool_call_id,
             idempotency_key=f"{self._run.conversation_id}:{turn}:{step}:{index}",
             deadline=min(now + timeout, self._run.deadline),
-            artifacts=self._run.artifacts,
+            artifacts=RedactedArtifacts(artifacts, self._redactor) if artifacts is not None else None,
         )
 
     async def _fitting(self, call: Call, content: str) -> str:
@@ -172,7 +178,7 @@ class CallRunner:
         return {
             "tool_call_id": call.tool_call_id,
             "tool_name": call.tool_name,
-            "params": make_visible(arguments),
+            "params": make_visible(self._redactor.value(arguments)),
             "risk": call.risk,
             "call_turn": turn,
             "step": step,

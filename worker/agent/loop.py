@@ -6,13 +6,16 @@ that is stored is not computed again. Pausing is a value; failing is an exceptio
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 from shared import faults
+from shared.clean import clean
 from shared.errors import ApprovalStale, EmptyAnswer, ModelError, RequestInvalid, StepLimit
 from shared.events import AI_MESSAGE, EventDraft
 from shared.history import open_calls, pair
+from shared.redaction import Redactor
 from shared.settings import Settings
 from worker.agent import texts
 from worker.agent.approvals import pause_for
@@ -20,7 +23,9 @@ from worker.agent.base import ChatModel, Delta, ModelReply, ModelRequest, Toolbo
 from worker.agent.calls import CallRunner
 from worker.agent.ingest import Policy, ingest, text_of
 from worker.agent.ledger import Ledger
+from worker.agent.redacted import RedactedDeltas
 from worker.agent.run import Answered, Events, Guard, Outcome, Run
+from worker.agent.tools.arguments import parse_arguments
 from worker.agent.tools.schema import checked_parameters
 from worker.agent.wire import load_images
 
@@ -29,7 +34,15 @@ class AgentLoop:
     """One run of the tool-calling loop."""
 
     def __init__(
-        self, run: Run, *, model: ChatModel, toolbox: Toolbox, events: Events, guard: Guard, settings: Settings
+        self,
+        run: Run,
+        *,
+        model: ChatModel,
+        toolbox: Toolbox,
+        events: Events,
+        guard: Guard,
+        settings: Settings,
+        redactor: Redactor,
     ) -> None:
         self._run = run
         self._model = model
@@ -37,6 +50,7 @@ class AgentLoop:
         self._events = events
         self._guard = guard
         self._settings = settings
+        self._redactor = redactor
         self._ledger = Ledger(run.calls)
         self._calls = CallRunner(
             run,
@@ -46,6 +60,7 @@ class AgentLoop:
             guard,
             timeout_seconds=settings.tool_timeout_seconds,
             result_tokens=settings.tool_result_tokens,
+            redactor=redactor,
         )
         frontend = {spec.name: spec for spec in map(_frontend_spec, run.options.get("frontend_tools") or ())}
         self._policy = Policy(frontend, run.options.get("approval_mode") == "deny", run.rules)
@@ -64,7 +79,7 @@ class AgentLoop:
                 run.messages = pair([*run.messages, *results])
                 if waiting:
                     self._guard.checkpoint()
-                    return pause_for(waiting, run, self._toolbox, self._settings.approval_seconds)
+                    return pause_for(waiting, run, self._toolbox, self._redactor, self._settings.approval_seconds)
                 continue
             if run.messages[-1].get("role") == "assistant":
                 return Answered(text_of(run.messages[-1]))
@@ -117,6 +132,10 @@ class AgentLoop:
             "finish_reason": reply.finish_reason,
             "model": reply.model,
         }
+        for call in ingested.calls:  # why a call cannot run may quote its arguments
+            if call["reason"]:
+                arguments = parse_arguments(call["arguments"]).value
+                call["reason"] = self._redactor.quoting(arguments, call["reason"])
         self._ledger.add(run.turn, ingested.calls)
         self._events.emit(EventDraft(AI_MESSAGE, data, ingested.calls), soon=bool(ingested.calls))
         faults.reach("after_ai_message")
@@ -129,11 +148,12 @@ class AgentLoop:
             messages.append({"role": "user", "content": texts.NUDGE})
         run.partial.clear()
 
-        def on_delta(delta: Delta) -> None:
+        def show(delta: Delta) -> None:
             if delta.text:
                 run.partial.append(delta.text)
             self._events.delta(step=step, text=delta.text, reasoning=delta.reasoning)
 
+        deltas = RedactedDeltas(self._redactor, show)
         request = ModelRequest(
             model=run.model,
             messages=messages,
@@ -145,12 +165,16 @@ class AgentLoop:
         )
         try:
             faults.reach("before_model")
-            reply = await self._model.complete(request, on_delta)
+            reply = await self._model.complete(request, deltas)
             faults.reach("after_model")
-            return reply
         except ModelError:
             run.partial.clear()  # a later attempt starts its answer anew
             raise
+        except asyncio.CancelledError:
+            deltas.cut()
+            raise
+        deltas.end()
+        return replace(reply, message=self._redactor.message(clean(reply.message)))
 
 
 def _frontend_spec(declared: dict[str, Any]) -> ToolSpec:

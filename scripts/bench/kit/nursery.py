@@ -1,4 +1,4 @@
-"""Worker processes by the dozen: forked from one process that has imported everything, each ready in a tenth of a second.
+"""Worker processes by the dozen: forked from one that has imported everything, each ready in a tenth of a second.
 
 A campaign of crashes needs thousands of processes, and importing a worker takes seconds. A worker from here is a
 process like any other, with its own memory, connections and signals: what is shared are pages that nobody writes.
@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -33,14 +33,21 @@ def nursery() -> ForkServerContext:
 
 
 class Nursling:
-    """A worker process. Its log is a file of JSON lines; ``arguments`` are those of ``python -m worker``."""
+    """A worker process. Its log is a file of JSON lines; ``arguments`` are those of ``python -m worker``, or of
+    ``main`` where that is given: a function that can be imported, and that runs in place of the worker's own."""
 
     def __init__(
-        self, context: ForkServerContext, environment: Mapping[str, str], log: Path, arguments: Sequence[str] = ()
+        self,
+        context: ForkServerContext,
+        environment: Mapping[str, str],
+        log: Path,
+        arguments: Sequence[str] = (),
+        main: Callable[[list[str]], int] | None = None,
     ) -> None:
         self.log = log
-        self._process = context.Process(target=_work, args=(dict(environment), str(log), list(arguments)))
+        self._process = context.Process(target=_work, args=(dict(environment), str(log), list(arguments), main))
         self._process.start()
+        self._told_to_leave = False
 
     @property
     def pid(self) -> int:
@@ -72,8 +79,8 @@ class Nursling:
             time.sleep(LOOK_SECONDS)
         return entry
 
-    def wait(self, seconds: float = END_SECONDS) -> int:
-        """Its exit status, once it has ended."""
+    def wait(self, seconds: float | None = END_SECONDS) -> int:
+        """Its exit status, once it has ended; None: however long that takes."""
         self._process.join(seconds)
         if self.ended is None:
             raise RuntimeError(f"{self.pid} did not end:\n{self.log.read_text()}")
@@ -88,15 +95,20 @@ class Nursling:
         if self.ended is None:
             os.kill(self.pid, number)
 
+    def leave(self) -> None:
+        """Tell it once to leave in order, whatever state it is in; a second signal would end it at once."""
+        if not self._told_to_leave:
+            self._told_to_leave = True
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+
     def stop(self) -> None:
-        """Leave in order, whatever state it is in."""
-        self.signal(signal.SIGCONT)
-        self.signal(signal.SIGTERM)
+        """``leave``, and wait for the end."""
+        self.leave()
         self.wait()
-        self._process.close()
 
 
-def _work(environment: dict[str, str], log: str, arguments: list[str]) -> None:
+def _work(environment: dict[str, str], log: str, arguments: list[str], main: Callable[[list[str]], int] | None) -> None:
     """In the child."""
     die_with_parent()
     os.environ.clear()
@@ -105,6 +117,6 @@ def _work(environment: dict[str, str], log: str, arguments: list[str]) -> None:
     os.dup2(descriptor, sys.stderr.fileno())
     os.dup2(descriptor, sys.stdout.fileno())
     os.close(descriptor)
-    from worker.main import main
+    from worker.main import main as worker_main
 
-    sys.exit(main(arguments))
+    sys.exit((main or worker_main)(arguments))

@@ -8,6 +8,7 @@ from shared.errors import LeaseLost, TurnkeeperError
 from shared.events import AI_MESSAGE, APPROVAL_REQUIRED, ERROR, HISTORY_COMPACTED, HOLMES_NAMES, SNAPSHOTS, TURN_STOPPED
 from shared.store.base import Row
 from shared.store.sqlite.common import (
+    FIRST_BACKOFF_SECONDS,
     SNAPSHOTS_SQL,
     close_calls,
     end_turn,
@@ -17,10 +18,11 @@ from shared.store.sqlite.common import (
     update,
 )
 from shared.store.sqlite.connection import Transaction, encode, parsed_timestamp
+from shared.store.sqlite.limits import give_place
 
 _TURN = """
-SELECT conversation_id, turn, status, queue, attempt, last_batch, last_batch_result, stop_requested_at, started_at,
-       provider, model
+SELECT conversation_id, account_id, turn, status, queue, attempt, last_batch, last_batch_result, stop_requested_at,
+       lease_expires_at, started_at, provider, model
 FROM conversation_turns WHERE lease_token = ?
 """  # not the request, which may be large
 _USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
@@ -35,6 +37,7 @@ def append(
     p_events: list[Row],
     p_finish: Row | None = None,
     p_snapshots_kept: int = 1,
+    p_lease_seconds: float | None = None,
 ) -> Row:
     turn = tx.row(_TURN, p_token)
     if turn is None:
@@ -58,10 +61,15 @@ def append(
         "stop_requested": turn["stop_requested_at"] is not None,
         "next_queue": next_queue,
     }
+    lease_end = turn["lease_expires_at"] if p_lease_seconds is None else tx.later(p_lease_seconds)
     update(
         tx,
         "conversation_turns",
-        {"last_batch": p_batch, "last_batch_result": encode(answer)},
+        {
+            "last_batch": p_batch,
+            "last_batch_result": encode(answer),
+            "lease_expires_at": max(turn["lease_expires_at"], lease_end),
+        },
         conversation_id=turn["conversation_id"],
         turn=turn["turn"],
     )
@@ -221,7 +229,8 @@ def _finish(tx: Transaction, turn: Row, finish: Row) -> str | None:
         model=finish.get("model"),
     )
     if finish["status"] in ("failed", "stopped"):
-        close_calls(tx, conversation_id, turn["turn"], f"the turn ended: {finish['finish_reason']}")
+        close_calls(tx, conversation_id, turn["turn"], finish["status"])
+    give_place(tx, turn["account_id"])
     ring_at, queue = next_ring(tx, conversation_id)
-    refresh_conversation(tx, conversation_id, next_ring_at=ring_at)
+    refresh_conversation(tx, conversation_id, next_ring_at=ring_at, ring_backoff_seconds=FIRST_BACKOFF_SECONDS)
     return queue

@@ -71,9 +71,7 @@ def rename(tx: Transaction, p_conversation_id: str, p_title: str) -> Row:
 
 
 def delete_conversation(tx: Transaction, p_conversation_id: str) -> bool:
-    """What refers to the conversation goes with it; rules of a wider scope stay, without their origin."""
+    """What refers to the conversation goes with it; rules of a wider scope stay."""
     conversation_id = parsed_uuid(p_conversation_id)
-    tx.run("DELETE FROM approval_rules WHERE conversation_id = ? AND scope = 'conversation'", conversation_id)
-    tx.run("UPDATE approval_rules SET conversation_id = NULL WHERE conversation_id = ?", conversation_id)
     tx.run("DELETE FROM dead_letters WHERE conversation_id = ?", conversation_id)
     return tx.run("DELETE FROM conversations WHERE conversation_id = ?", conversation_id) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from shared.errors import ApprovalsOpen
+from shared.errors import AccountBudget, ApprovalsOpen
 from shared.events import ERROR, MESSAGE_BEARING, TURN_STOPPED
 from shared.store.base import Row
 from shared.store.sqlite.common import (
@@ -22,6 +22,7 @@ from shared.store.sqlite.common import (
 )
 from shared.store.sqlite.connection import Transaction, parsed_uuid
 from shared.store.sqlite.decisions import EXPIRED, SUPERSEDED_BY_REQUEST
+from shared.store.sqlite.limits import ACCOUNT_LIMIT, give_place, has_place, has_spent, wait_for_place
 from shared.store.sqlite.submit import submit
 
 _MESSAGES_SQL = names_sql(MESSAGE_BEARING)
@@ -36,6 +37,8 @@ def claim(
     p_max_crashes: int,
     p_request: Row | None = None,
     p_artifacts: list[Row] | None = None,
+    p_account_turns: int | None = None,
+    p_account_cost_usd: float | None = None,
 ) -> Row:
     conversation_id = parsed_uuid(p_conversation_id)
     submitted = submit(tx, p_request, p_artifacts) if p_request is not None else None
@@ -51,11 +54,17 @@ def claim(
             if turn["lease_expires_at"] > tx.now:
                 answer["result"] = "busy"
                 break
-            _crashed(tx, turn)
-        event = _end_without_worker(tx, turn, p_max_crashes)
+            turn["crashes"] += 1
+        event = _end_without_worker(tx, turn, p_max_crashes, p_account_cost_usd)
         if event is None:
-            _take(tx, turn, p_worker, p_claim_id, lease_end)
+            if turn["status"] == "pending" and not has_place(tx, turn, p_account_turns):
+                wait_for_place(tx, turn)
+                answer |= {"result": "busy", "wait_reason": ACCOUNT_LIMIT}
+            else:
+                _take(tx, turn, p_worker, p_claim_id, lease_end)
             break
+        if turn["status"] == "running":
+            give_place(tx, turn["account_id"])
         ended.append(event)
     if turn is None:
         update(tx, "conversations", {"next_ring_at": None}, conversation_id=conversation_id)
@@ -72,36 +81,39 @@ def _renew(tx: Transaction, turn: Row, lease_end: str) -> None:
     update(tx, "conversations", {"next_ring_at": lease_end}, **key)
 
 
-def _crashed(tx: Transaction, turn: Row) -> None:
-    """The lease expired: the turn is pending again."""
-    changes: Row = {"status": "pending", "crashes": turn["crashes"] + 1}
-    turn |= changes
-    update(tx, "conversation_turns", changes, conversation_id=turn["conversation_id"], turn=turn["turn"])
-
-
-def _end_without_worker(tx: Transaction, turn: Row, max_crashes: int) -> Row | None:
-    """End the turn if it was stopped, crashed too often, or may not close what waits; its terminal event."""
+def _end_without_worker(tx: Transaction, turn: Row, max_crashes: int, account_cost_usd: float | None) -> Row | None:
+    """End the turn if it was stopped, crashed too often, may not close what waits, or costs more than its account
+    has; its terminal event."""
     if turn["stop_requested_at"] is not None:
         data = {"code": "stopped", "description": "The turn was stopped on request.", "retryable": False}
         event = write_event(tx, turn, turn["attempt"], TURN_STOPPED, data)
-        end_turn(tx, turn, "stopped", "stopped")
-        close_calls(tx, turn["conversation_id"], turn["turn"], "the turn was stopped")
+        _end(tx, turn, "stopped", "stopped")
+        close_calls(tx, turn["conversation_id"], turn["turn"], "stopped")
         return event
     if turn["crashes"] >= max_crashes:
-        description = f"The worker died {turn['crashes']} times without progress; the turn was given up."
+        description = f"The turn was given up after {turn['crashes']} attempts that were cut off."
         return _fail(tx, turn, "crash_cap", description, retryable=True)
     if _met_approvals(tx, turn):
-        description = "Calls of an earlier turn wait for a decision and supersede is false; nothing was closed or run."
+        description = "A call still waits for a decision; the question was not asked."
         return _fail(tx, turn, ApprovalsOpen.code, description, retryable=False)
+    if account_cost_usd is not None and has_spent(tx, turn, account_cost_usd):
+        description = "The account has spent its budget of the day; the question was not asked."
+        return _fail(tx, turn, AccountBudget.code, description, retryable=True)
     return None
+
+
+def _end(tx: Transaction, turn: Row, status: str, reason: str, *, error: Row | None = None) -> None:
+    end_turn(tx, turn, status, reason, error=error)
+    key = {"conversation_id": turn["conversation_id"], "turn": turn["turn"]}
+    update(tx, "conversation_turns", {"crashes": turn["crashes"]}, **key)
 
 
 def _fail(tx: Transaction, turn: Row, code: str, description: str, *, retryable: bool) -> Row:
     error = {"code": code, "description": description, "retryable": retryable}
     event = write_event(tx, turn, turn["attempt"], ERROR, error)
-    end_turn(tx, turn, "failed", code, error=error)
-    if code != ApprovalsOpen.code:
-        close_calls(tx, turn["conversation_id"], turn["turn"], description)
+    _end(tx, turn, "failed", code, error=error)
+    if code != ApprovalsOpen.code:  # such a question closes nothing
+        close_calls(tx, turn["conversation_id"], turn["turn"], "failed")
     return event
 
 
@@ -123,6 +135,10 @@ def _take(tx: Transaction, turn: Row, worker: str, claim_id: str, lease_end: str
     changes: Row = {
         "status": "running",
         "attempt": turn["attempt"] + 1,
+        "crashes": turn["crashes"],
+        "taken_over": _taken_over(turn),
+        "wait_reason": None,
+        "wait_until": None,
         "worker": worker,
         "lease_token": str(uuid.uuid4()),
         "lease_expires_at": lease_end,
@@ -140,31 +156,36 @@ def _take(tx: Transaction, turn: Row, worker: str, claim_id: str, lease_end: str
     )
     if turn["kind"] == "ask":
         tx.run(
-            "UPDATE tool_calls SET state = 'superseded', decided_turn = coalesce(decided_turn, ?), reason = ? "
-            "WHERE conversation_id = ? AND turn < ? "
-            "AND (state = 'pending' OR state = 'approved' AND decided_turn IS NOT ?)",
+            "UPDATE tool_calls SET state = 'superseded', decided_turn = coalesce(decided_turn, ?1), "
+            "decided_at = coalesce(decided_at, ?2), ended_at = ?2, reason = ?3 "
+            "WHERE conversation_id = ?4 AND turn < ?1 "
+            "AND (state = 'pending' OR state = 'approved' AND decided_turn IS NOT ?1)",
             number,
+            tx.now,
             SUPERSEDED_BY_REQUEST,
             conversation_id,
-            number,
-            number,
         )
     tx.run(
-        "UPDATE tool_calls SET state = 'expired', decided_turn = ?, decided_at = ?, reason = ? "
-        "WHERE conversation_id = ? AND turn < ? AND state = 'pending' AND expires_at < ?",
+        "UPDATE tool_calls SET state = 'expired', decided_turn = ?1, decided_at = ?2, ended_at = ?2, reason = ?3 "
+        "WHERE conversation_id = ?4 AND turn < ?1 AND state = 'pending' AND expires_at < ?2",
         number,
         tx.now,
         EXPIRED,
         conversation_id,
-        number,
-        tx.now,
     )
     ring = {"next_ring_at": lease_end, "ring_backoff_seconds": FIRST_BACKOFF_SECONDS}
     update(tx, "conversations", {"status": "running", "updated_at": tx.now} | ring, conversation_id=conversation_id)
 
 
+def _taken_over(turn: Row) -> str | None:
+    if turn["status"] == "running":
+        return "crash"
+    return "release" if turn["attempt"] else None
+
+
 def _hydration(tx: Transaction, conversation_id: str, number: int) -> dict[str, Any]:
     conversation = conversation_row(tx, conversation_id)
+    claimed = tx.one("SELECT * FROM conversation_turns WHERE conversation_id = ? AND turn = ?", conversation_id, number)
     snapshot = tx.row(
         f"SELECT * FROM conversation_events WHERE conversation_id = ? AND event IN {SNAPSHOTS_SQL} "  # noqa: S608
         "AND turn <= ? ORDER BY seq DESC LIMIT 1",
@@ -174,9 +195,8 @@ def _hydration(tx: Transaction, conversation_id: str, number: int) -> dict[str, 
     turn, seq = (snapshot["turn"], snapshot["seq"]) if snapshot is not None else (0, 0)
     return {
         "conversation": conversation,
-        "turn": tx.row(
-            "SELECT * FROM conversation_turns WHERE conversation_id = ? AND turn = ?", conversation_id, number
-        ),
+        "turn": claimed,
+        "taken_over": claimed["taken_over"],
         "snapshot": snapshot,
         "turns": tx.rows(
             "SELECT turn, kind, request FROM conversation_turns WHERE conversation_id = ? AND turn > ? AND turn <= ? "

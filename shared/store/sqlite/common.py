@@ -13,6 +13,8 @@ from shared.store.base import Row
 from shared.store.sqlite.connection import Transaction, encode, encode_optional
 
 FIRST_BACKOFF_SECONDS = 5
+LONGEST_BACKOFF_SECONDS = 60
+_CLOSED = {"stopped": "the turn was stopped", "failed": "the turn ended with an error"}
 
 
 def with_holmes_names(names: frozenset[str]) -> frozenset[str]:
@@ -90,7 +92,8 @@ def end_turn(
     duration_ms = max(0, round((tx.time - started).total_seconds() * 1000))
     tx.run(
         "UPDATE conversation_turns SET status = ?, finish_reason = ?, error = ?, retryable = ?, provider = ?, "
-        "model = ?, ended_at = ?, duration_ms = ? WHERE conversation_id = ? AND turn = ?",
+        "model = ?, ended_at = ?, duration_ms = ?, wait_reason = NULL, wait_until = NULL "
+        "WHERE conversation_id = ? AND turn = ?",
         status,
         finish_reason,
         encode_optional(error),
@@ -109,14 +112,14 @@ def end_turn(
     )
 
 
-def close_calls(tx: Transaction, conversation_id: str, turn: int, reason: str) -> None:
-    """Close what a turn that failed or was stopped leaves open; what a later turn decided belongs to that one."""
+def close_calls(tx: Transaction, conversation_id: str, turn: int, status: str) -> None:
+    """Close what a turn that is now failed or stopped leaves open; what a later turn decided belongs to that one."""
     tx.run(
         "UPDATE tool_calls SET state = CASE state WHEN 'executing' THEN 'unknown' ELSE 'superseded' END, reason = ?, "
         "ended_at = ? "
         "WHERE conversation_id = ? AND turn <= ? AND (state = 'executing' OR state IN ('pending', 'approved') "
         "AND (decided_turn IS NULL OR decided_turn <= ?))",
-        reason,
+        _CLOSED[status],
         tx.now,
         conversation_id,
         turn,
@@ -150,6 +153,16 @@ def _status(tx: Transaction, conversation_id: str) -> str:
         return "awaiting_approval"
     last = "SELECT status FROM conversation_turns WHERE conversation_id = ? ORDER BY turn DESC LIMIT 1"
     return str(tx.value(last, conversation_id))
+
+
+def put_off(tx: Transaction, conversation: Row) -> None:
+    """Ring for the conversation after its back-off, which doubles."""
+    seconds = conversation["ring_backoff_seconds"]
+    ring = {
+        "next_ring_at": tx.later(seconds),
+        "ring_backoff_seconds": min(LONGEST_BACKOFF_SECONDS, 2 * seconds),
+    }
+    update(tx, "conversations", ring, conversation_id=conversation["conversation_id"])
 
 
 def next_ring(tx: Transaction, conversation_id: str) -> tuple[str | None, str | None]:

@@ -20,9 +20,6 @@ def decide(tx: Transaction, conversation: Row, turn: int, decision: Row, decided
     refused = _refused(tx, call, turn)
     if refused is not None:
         return refused
-    if call["expires_at"] is not None and tx.now > call["expires_at"]:
-        _set(tx, call, state="expired", decided_turn=turn, decided_at=tx.now, reason=EXPIRED)
-        return "expired"
     verdict = "approved" if decision["approved"] else "denied"
     _set(
         tx,
@@ -31,6 +28,7 @@ def decide(tx: Transaction, conversation: Row, turn: int, decision: Row, decided
         decided_turn=turn,
         decided_by=decided_by,
         decided_at=tx.now,
+        ended_at=None if decision["approved"] else tx.now,
         decision=encode({"approved": decision["approved"], "feedback": decision.get("feedback")}),
     )
     if decision["approved"] and decision.get("remember"):
@@ -38,7 +36,7 @@ def decide(tx: Transaction, conversation: Row, turn: int, decision: Row, decided
     return verdict
 
 
-def record_frontend_result(tx: Transaction, conversation: Row, turn: int, result: Row) -> str:
+def record_frontend_result(tx: Transaction, conversation: Row, turn: int, result: Row, decided_by: str | None) -> str:
     """Record what the asking client's own tool answered; its verdict."""
     newest_pending_first = " ORDER BY state = 'pending' DESC, turn DESC, step DESC, call_index DESC"
     call = tx.row(
@@ -57,7 +55,9 @@ def record_frontend_result(tx: Transaction, conversation: Row, turn: int, result
         call,
         state="failed" if is_error else "done",
         decided_turn=turn,
+        decided_by=decided_by,
         decided_at=tx.now,
+        ended_at=tx.now,
         decision=encode({"content": result["content"], "is_error": is_error}),
     )
     return "result_recorded"
@@ -66,8 +66,8 @@ def record_frontend_result(tx: Transaction, conversation: Row, turn: int, result
 def close_pending(tx: Transaction, conversation_id: str, turn: int) -> None:
     """A new question closes every call that still waits."""
     tx.run(
-        "UPDATE tool_calls SET state = 'superseded', decided_turn = ?, decided_at = ?, reason = ? "
-        "WHERE conversation_id = ? AND state = 'pending'",
+        "UPDATE tool_calls SET state = 'superseded', decided_turn = ?1, decided_at = ?2, ended_at = ?2, reason = ?3 "
+        "WHERE conversation_id = ?4 AND state = 'pending'",
         turn,
         tx.now,
         SUPERSEDED_BY_REQUEST,
@@ -86,7 +86,7 @@ def _gated_call(tx: Transaction, conversation_id: str, decision: Row) -> Row | N
 
 
 def _refused(tx: Transaction, call: Row, turn: int) -> str | None:
-    """Why a decision recorded as ``turn`` does not act on this call, or None."""
+    """Why a decision recorded as ``turn`` does not act on this call, or None. One that waited too long expires now."""
     if call["state"] == "superseded":
         return "stale"
     if call["state"] == "expired":
@@ -100,16 +100,22 @@ def _refused(tx: Transaction, call: Row, turn: int) -> str | None:
         call["turn"],
         turn,
     )
-    return "stale" if doomed is not None else None
+    if doomed is not None:
+        return "stale"
+    if call["expires_at"] is not None and tx.now > call["expires_at"]:
+        _set(tx, call, state="expired", decided_turn=turn, decided_at=tx.now, ended_at=tx.now, reason=EXPIRED)
+        return "expired"
+    return None
 
 
 def _remember(tx: Transaction, conversation: Row, call: Row, remember: Row, created_by: str | None) -> None:
+    scope = remember.get("scope", "conversation")
     tx.insert(
         "approval_rules",
         account_id=conversation["account_id"],
-        user_id=conversation.get("user_id"),
-        conversation_id=conversation["conversation_id"],
-        scope=remember.get("scope", "conversation"),
+        user_id=conversation.get("user_id") if scope == "user" else None,
+        conversation_id=conversation["conversation_id"] if scope == "conversation" else None,
+        scope=scope,
         tool_name=call["tool_name"],
         prefix=remember.get("prefix"),
         created_by=created_by,

@@ -25,12 +25,15 @@ def list_conversations(
     p_limit: int = 50,
     p_before: str | None = None,
 ) -> list[Row]:
+    before, _, behind = (p_before or "").partition(",")
     return tx.rows(
         "SELECT * FROM conversations WHERE (?1 IS NULL OR account_id = ?1) AND (?2 IS NULL OR status = ?2) "
-        "AND (?3 IS NULL OR updated_at < ?3) ORDER BY updated_at DESC, conversation_id LIMIT ?4",
+        "AND (?3 IS NULL OR updated_at < ?3 OR updated_at = ?3 AND conversation_id > ?4) "
+        "ORDER BY updated_at DESC, conversation_id LIMIT ?5",
         p_account_id,
         p_status,
-        None if p_before is None else parsed_timestamp(p_before),
+        parsed_timestamp(before) if before else None,
+        parsed_uuid(behind) if behind else None,
         p_limit,
     )
 
@@ -88,7 +91,8 @@ def list_dead_letters(tx: Transaction, p_limit: int = 100) -> list[Row]:
 
 def get_artifact(tx: Transaction, p_conversation_id: str, p_artifact_id: str) -> Row | None:
     row = tx.row(
-        "SELECT * FROM artifacts WHERE conversation_id = ? AND artifact_id = ?",
+        "SELECT artifact_id, name, media_type, content FROM artifacts WHERE conversation_id = ? "
+        "AND artifact_id = lower(?)",
         parsed_uuid(p_conversation_id),
         p_artifact_id,
     )

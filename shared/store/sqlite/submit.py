@@ -147,7 +147,8 @@ def _decide(tx: Transaction, conversation: Row, turn: Row, request: Row) -> dict
         verdict = decide(tx, conversation, turn["turn"], decision, request.get("user_id"))
         _note(verdicts, decision["tool_call_id"], verdict)
     for result in request.get("frontend_tool_results", ()):
-        _note(verdicts, result["tool_call_id"], record_frontend_result(tx, conversation, turn["turn"], result))
+        verdict = record_frontend_result(tx, conversation, turn["turn"], result, request.get("user_id"))
+        _note(verdicts, result["tool_call_id"], verdict)
     return verdicts
 
 

@@ -12,7 +12,7 @@ from worker.agent.base import ToolResult
 
 SUMMARY_CHARACTERS: Final = 200
 RAW_CHARACTERS: Final = 2_000
-_SUMMARY_KEYS: Final = ("status", "error", "count", "message")
+SUMMARY_KEYS: Final = ("status", "error", "count", "message")
 _HEAD_SHARE: Final = 0.7  # of what is kept; the tail of a log or an error is worth keeping too
 
 # Bytes a token, by class, on the safe side of what cl100k gives (measured: estimate over truth 0.9 to 2.0 on prose,
@@ -77,7 +77,7 @@ def _from_next_line(text: str) -> str:
 def summary_of(result: ToolResult) -> str:
     """A line for a list of calls: an object's status, error, count and message, else the first 200 characters."""
     if isinstance(result.data, dict):
-        parts = [f"{key}: {_plain(result.data[key])}" for key in _SUMMARY_KEYS if result.data.get(key) is not None]
+        parts = [f"{key}: {_plain(result.data[key])}" for key in SUMMARY_KEYS if result.data.get(key) is not None]
         if parts:
             return ", ".join(parts)[:SUMMARY_CHARACTERS]
     return " ".join(result.content[: 2 * SUMMARY_CHARACTERS].split())[:SUMMARY_CHARACTERS]

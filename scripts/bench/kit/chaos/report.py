@@ -8,24 +8,24 @@ from typing import Any
 
 from scripts.bench.kit.chaos.check import Findings
 from scripts.bench.kit.chaos.pickup import LOOK_SECONDS, Interruption
-from scripts.bench.kit.chaos.storm import Record
 from scripts.bench.kit.parts import median, show
 
+Span = tuple[float, float]  # from, to; ``time.time()``
 LINES_SHOWN = 20  # of each kind of violation
 
 
 def add_pickups(
-    findings: Findings, interruptions: Sequence[Interruption], record: Record, limit_seconds: float
+    findings: Findings, interruptions: Sequence[Interruption], nobody: Sequence[Span], limit_seconds: float
 ) -> None:
-    """How long interrupted turns waited. Late is what waited longer than ``limit_seconds`` after a SIGKILL, unless the
-    database was away meanwhile."""
+    """How long interrupted turns waited. Late is what waited longer than ``limit_seconds`` after a SIGKILL, unless in a
+    part of that time there was ``nobody`` who could have picked it up: the database away, or no worker at work."""
     figures = findings.figures
     killed = [found for found in interruptions if found.why == "SIGKILL" and found.resumed]
-    calm = [found for found in killed if not _met_outage(found, record)]
+    calm = [found for found in killed if not any(_overlap(found, span) for span in nobody)]
     figures["turns interrupted by SIGKILL"] = len(killed)
     figures["seconds from SIGKILL to pick-up, median"] = _median([_seconds(f) for f in killed])
     figures["seconds from SIGKILL to pick-up, worst"] = _worst([_seconds(f) for f in calm])
-    figures["seconds from SIGKILL to pick-up, worst over the database's absence"] = _worst(
+    figures["seconds from SIGKILL to pick-up, worst while nobody was there"] = _worst(
         [_seconds(f) for f in killed if f not in calm]
     )
     findings.zero(
@@ -60,9 +60,9 @@ def _seconds(found: Interruption) -> float:
     return found.seconds
 
 
-def _met_outage(found: Interruption, record: Record) -> bool:
+def _overlap(found: Interruption, span: Span) -> bool:
     resumed_at = found.resumed_at or found.at
-    return any(found.at <= ended and resumed_at >= began for began, ended in record.absences)
+    return found.at <= span[1] and resumed_at >= span[0]
 
 
 def _median(seconds: Sequence[float]) -> float | None:

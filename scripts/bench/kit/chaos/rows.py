@@ -41,7 +41,7 @@ class Tables:
 
 
 def sqlite_query(path: Path) -> Query:
-    """Each query on a connection of its own."""
+    """Rows of the file at ``path``; each query on a connection of its own."""
 
     def query(sql: str) -> list[Row]:
         database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
@@ -55,9 +55,14 @@ def sqlite_query(path: Path) -> Query:
 
 
 def postgres_query(url: str, schema: str) -> Query:
+    """Rows of a schema; on one connection for as long as it holds."""
+    kept: list[psycopg.Connection[Row]] = []
+
     def query(sql: str) -> list[Row]:
-        with psycopg.connect(url, options=f"-c search_path={schema}", row_factory=dict_row) as database:
-            rows = database.execute(sql.encode()).fetchall()
+        if not kept or kept[0].closed:
+            options = f"-c search_path={schema}"
+            kept[:] = [psycopg.connect(url, options=options, autocommit=True, row_factory=dict_row)]
+        rows = kept[0].execute(sql.encode()).fetchall()
         return [{name: _plain(value) for name, value in row.items()} for row in rows]
 
     return query

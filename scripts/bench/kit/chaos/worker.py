@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import sys
 from pathlib import Path
 
 from scripts.bench.kit.chaos.journal import PATH_VARIABLE, Journal
@@ -92,7 +91,9 @@ def build(settings: Settings) -> Runtime:
     return Runtime(settings, model=ScriptedModel(script), toolbox=tools)
 
 
-if __name__ == "__main__":
+def work(arguments: list[str]) -> int:
+    """The main function of a worker process."""
+    global _journal
     _journal = Journal(Path(os.environ[PATH_VARIABLE]))
     ConversationWorker.runner_factory = build
-    sys.exit(main())
+    return main(arguments)

@@ -61,6 +61,9 @@ CREATE TABLE turnkeeper.conversation_turns (
     last_batch        integer NOT NULL DEFAULT 0,
     last_batch_result jsonb,
     stop_requested_at timestamptz,
+    taken_over        text CHECK (taken_over IN ('crash', 'release')),
+    wait_reason       text CHECK (wait_reason IN ('delayed', 'account_limit')),
+    wait_until        timestamptz,
     decisions         jsonb NOT NULL DEFAULT '{}',
     provider          text,
     model             text,
@@ -78,14 +81,17 @@ CREATE TABLE turnkeeper.conversation_turns (
     started_at        timestamptz,
     ended_at          timestamptz,
     PRIMARY KEY (conversation_id, turn),
-    UNIQUE (account_id, request_id)
+    UNIQUE (request_id, account_id)  -- in this order, since feedback knows the first alone
 ) WITH (fillfactor = 80);
 
 CREATE INDEX turns_unfinished ON turnkeeper.conversation_turns (conversation_id, turn)
     WHERE status IN ('pending', 'running');
 CREATE INDEX turns_waiting ON turnkeeper.conversation_turns (conversation_id) WHERE status = 'awaiting_approval';
 CREATE UNIQUE INDEX turns_token ON turnkeeper.conversation_turns (lease_token) WHERE lease_token IS NOT NULL;
-CREATE INDEX turns_request ON turnkeeper.conversation_turns (request_id);
+-- The limits of an account: what runs, what waits for a place, and what was begun today.
+CREATE INDEX turns_running ON turnkeeper.conversation_turns (account_id) WHERE status = 'running';
+CREATE INDEX turns_limited ON turnkeeper.conversation_turns (account_id, created_at) WHERE wait_reason = 'account_limit';
+CREATE INDEX turns_begun ON turnkeeper.conversation_turns (account_id, started_at) WHERE started_at IS NOT NULL;
 
 CREATE TABLE turnkeeper.conversation_events (
     conversation_id uuid NOT NULL REFERENCES turnkeeper.conversations ON DELETE CASCADE,

@@ -99,8 +99,8 @@ BEGIN
         UPDATE tool_calls x
            SET state = v_verdict, decided_turn = p_turn, decided_at = now(),
                decided_by = CASE WHEN v_verdict <> 'expired' THEN p_user_id END,
-               decision = CASE WHEN v_verdict <> 'expired'
-                               THEN jsonb_build_object('approved', v_approved, 'feedback', d -> 'feedback') END,
+               decision = CASE WHEN v_verdict <> 'expired' THEN jsonb_build_object(
+                   'approved', v_approved, 'feedback', d -> 'feedback') END,
                reason = CASE WHEN v_verdict = 'expired' THEN 'the approval request had expired' END,
                ended_at = CASE WHEN v_verdict <> 'approved' THEN now() END
          WHERE x.conversation_id = k.conversation_id AND x.turn = k.turn AND x.step = k.step
@@ -111,7 +111,7 @@ BEGIN
         SELECT c.account_id, CASE WHEN r.scope = 'user' THEN c.user_id END,
                CASE WHEN r.scope = 'conversation' THEN c.conversation_id END,
                r.scope, k.tool_name, d #>> '{remember,prefix}', p_user_id
-          FROM (SELECT d #>> '{remember,scope}' AS scope) AS r;
+          FROM (SELECT coalesce(d #>> '{remember,scope}', 'conversation') AS scope) AS r;
     END IF;
     RETURN v_verdict;
 END
@@ -132,9 +132,11 @@ BEGIN
         UPDATE tool_calls x
            SET state = CASE WHEN v_verdict = 'expired' THEN 'expired'
                             WHEN (d ->> 'is_error')::boolean THEN 'failed' ELSE 'done' END,
-               decided_turn = p_turn, decided_by = p_user_id, decided_at = now(), ended_at = now(),
+               decided_turn = p_turn, decided_at = now(), ended_at = now(),
+               decided_by = CASE WHEN v_verdict <> 'expired' THEN p_user_id END,
                decision = CASE WHEN v_verdict <> 'expired' THEN jsonb_build_object(
-                   'content', d -> 'content', 'is_error', coalesce((d ->> 'is_error')::boolean, false)) END
+                   'content', d -> 'content', 'is_error', coalesce((d ->> 'is_error')::boolean, false)) END,
+               reason = CASE WHEN v_verdict = 'expired' THEN 'the approval request had expired' END
          WHERE x.conversation_id = k.conversation_id AND x.turn = k.turn AND x.step = k.step
            AND x.call_index = k.call_index;
     END IF;

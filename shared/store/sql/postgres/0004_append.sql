@@ -94,7 +94,8 @@ END
 $$;
 
 CREATE FUNCTION turnkeeper.append(
-    p_token text, p_batch integer, p_events jsonb, p_finish jsonb DEFAULT NULL, p_snapshots_kept integer DEFAULT 1
+    p_token text, p_batch integer, p_events jsonb, p_finish jsonb DEFAULT NULL, p_snapshots_kept integer DEFAULT 1,
+    p_lease_seconds double precision DEFAULT NULL
 ) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = turnkeeper, pg_temp SET timezone = 'UTC' AS $$
 DECLARE
@@ -110,7 +111,7 @@ DECLARE
     w record;
 BEGIN
     -- The conversation's row is locked first, then the turn's; both are read as they are after the wait.
-    SELECT c.conversation_id, c.last_seq, t.turn, t.attempt, t.status, t.last_batch, t.last_batch_result,
+    SELECT c.conversation_id, c.last_seq, t.account_id, t.turn, t.attempt, t.status, t.last_batch, t.last_batch_result,
            t.stop_requested_at IS NOT NULL AS stop_requested, t.started_at
       INTO r
       FROM conversation_turns t JOIN conversations c ON c.conversation_id = t.conversation_id
@@ -159,20 +160,21 @@ BEGIN
         v_reason := 'stopped';
     END IF;
     IF v_status IN ('failed', 'stopped') THEN
-        PERFORM close_calls(r.conversation_id, r.turn,
-            CASE v_status WHEN 'stopped' THEN 'the turn was stopped' ELSE 'the turn ended with an error' END);
+        PERFORM close_calls(r.conversation_id, r.turn, v_status);
     END IF;
     IF p_finish IS NOT NULL THEN
         v_duration := extract(epoch FROM now() - r.started_at) * 1000;
         SELECT t.queue INTO v_queue FROM conversation_turns t
          WHERE t.conversation_id = r.conversation_id AND t.turn > r.turn AND t.status IN ('pending', 'running')
          ORDER BY t.turn LIMIT 1;
+        PERFORM give_place(r.account_id);
     END IF;
     v_answer := jsonb_build_object('first_seq', r.last_seq + 1, 'status', v_status,
         'stop_requested', r.stop_requested, 'next_queue', v_queue);
 
     UPDATE conversation_turns t
        SET last_batch = p_batch, last_batch_result = v_answer, status = v_status,
+           lease_expires_at = greatest(t.lease_expires_at, now() + make_interval(secs => p_lease_seconds)),
            crashes = CASE WHEN w.rounds > 0 THEN 0 ELSE t.crashes END,
            rounds = t.rounds + w.rounds, tool_calls = t.tool_calls + v_new,
            prompt_tokens = t.prompt_tokens + w.prompt_tokens,

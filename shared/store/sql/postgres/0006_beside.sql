@@ -67,11 +67,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION turnkeeper.get_artifact(p_conversation_id uuid, p_artifact_id uuid) RETURNS jsonb
+-- p_artifact_id may come from a model, so it need not be a uuid.
+CREATE FUNCTION turnkeeper.get_artifact(p_conversation_id uuid, p_artifact_id text) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = turnkeeper, pg_temp AS $$
     SELECT jsonb_build_object('artifact_id', a.artifact_id, 'name', a.name, 'media_type', a.media_type,
                               'content', translate(encode(a.content, 'base64'), E'\n', ''))
-      FROM artifacts a WHERE a.conversation_id = p_conversation_id AND a.artifact_id = p_artifact_id
+      FROM artifacts a WHERE a.conversation_id = p_conversation_id AND a.artifact_id::text = lower(p_artifact_id)
 $$;
 
 CREATE FUNCTION turnkeeper.rename(p_conversation_id uuid, p_title text) RETURNS jsonb

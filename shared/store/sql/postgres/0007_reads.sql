@@ -5,15 +5,20 @@ LANGUAGE sql STABLE SET search_path = turnkeeper, pg_temp SET timezone = 'UTC' A
     SELECT to_jsonb(c) FROM conversations c WHERE c.conversation_id = p_conversation_id
 $$;
 
+-- p_before: 'updated_at,conversation_id' of the last row of the page before, or an updated_at alone.
 CREATE FUNCTION turnkeeper.list_conversations(
-    p_account_id text DEFAULT NULL, p_status text DEFAULT NULL, p_limit integer DEFAULT 50, p_before timestamptz DEFAULT NULL
+    p_account_id text DEFAULT NULL, p_status text DEFAULT NULL, p_limit integer DEFAULT 50, p_before text DEFAULT NULL
 ) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = turnkeeper, pg_temp SET timezone = 'UTC' AS $$
+DECLARE
+    v_before timestamptz := split_part(p_before, ',', 1);
+    v_behind uuid := nullif(split_part(p_before, ',', 2), '');
 BEGIN  -- PL/pgSQL, so that it is planned for the filters that are given
     RETURN (SELECT coalesce(jsonb_agg(to_jsonb(x) ORDER BY x.updated_at DESC, x.conversation_id), '[]')
       FROM (SELECT * FROM conversations c
              WHERE (p_account_id IS NULL OR c.account_id = p_account_id) AND (p_status IS NULL OR c.status = p_status)
-               AND (p_before IS NULL OR c.updated_at < p_before)
+               AND (p_before IS NULL OR c.updated_at <= v_before)
+               AND (p_before IS NULL OR c.updated_at < v_before OR c.conversation_id > v_behind)
              ORDER BY c.updated_at DESC, c.conversation_id LIMIT p_limit) AS x);
 END
 $$;

@@ -1,5 +1,5 @@
--- Who may do what. anon: nothing. authenticated: read his own rows and give feedback on them. service_role: run the
--- functions. Roles that the server does not have are passed over.
+-- Who may do what. anon: nothing. authenticated: read his own rows, save what workers alone need to know, and give
+-- feedback on them. service_role: run the functions. Roles that the server does not have are passed over.
 
 -- Who is asking, from the claims that PostgREST has verified: {"account_id", "user_id"}, null where there is none.
 -- Replace this function where identity travels otherwise; every policy asks it and nothing else.
@@ -25,7 +25,7 @@ ALTER TABLE turnkeeper.artifacts ENABLE ROW LEVEL SECURITY;
 CREATE FUNCTION turnkeeper.apply_access() RETURNS void
 LANGUAGE plpgsql SET search_path = turnkeeper, pg_temp SET client_min_messages = warning AS $$
 DECLARE
-    v_schema text := 'turnkeeper';
+    v_schema text := current_schema();  -- of the search_path above
     v_own text := 'EXISTS (SELECT 1 FROM conversations c WHERE c.conversation_id = %I.conversation_id)';
     v_role text;
     v_table text;
@@ -53,8 +53,15 @@ BEGIN
 
     IF to_regrole('authenticated') IS NOT NULL THEN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO authenticated', v_schema);
-        GRANT SELECT ON conversations, conversation_turns, conversation_events, tool_calls, feedback, artifacts, sessions,
-            session_messages TO authenticated;
+        GRANT SELECT ON conversations, conversation_events, feedback, artifacts, sessions, session_messages TO authenticated;
+        -- Column by column: without the request as sent, its digest, the claim, the worker, tokens and their hashes.
+        GRANT SELECT (conversation_id, turn, account_id, request_id, kind, queue, status, attempt, crashes,
+            lease_expires_at, last_batch, stop_requested_at, taken_over, wait_reason, wait_until, decisions, provider,
+            model, rounds, tool_calls, prompt_tokens, completion_tokens, cached_tokens, cost_usd, finish_reason,
+            duration_ms, error, retryable, created_at, started_at, ended_at) ON conversation_turns TO authenticated;
+        GRANT SELECT (conversation_id, turn, step, call_index, tool_call_id, tool_name, arguments, arguments_digest, risk,
+            kind, gated, state, expires_at, decided_turn, decided_by, decision, reason, result_summary, result_raw,
+            result_seq, duration_ms, created_at, decided_at, started_at, ended_at) ON tool_calls TO authenticated;
         GRANT INSERT, UPDATE ON feedback TO authenticated;
         GRANT EXECUTE ON FUNCTION identity(), refuse(integer, text, text),
             record_feedback(text, text, text, text, text) TO authenticated;

@@ -53,6 +53,9 @@ CREATE TABLE conversation_turns (
     last_batch        INTEGER NOT NULL DEFAULT 0,
     last_batch_result TEXT,
     stop_requested_at TEXT,
+    taken_over        TEXT CHECK (taken_over IN ('crash', 'release')),
+    wait_reason       TEXT CHECK (wait_reason IN ('delayed', 'account_limit')),
+    wait_until        TEXT,
     decisions         TEXT NOT NULL DEFAULT '{}',
     provider          TEXT,
     model             TEXT,
@@ -70,12 +73,15 @@ CREATE TABLE conversation_turns (
     started_at        TEXT,
     ended_at          TEXT,
     PRIMARY KEY (conversation_id, turn),
-    UNIQUE (account_id, request_id)
+    UNIQUE (request_id, account_id)  -- in this order, since feedback knows the first alone
 ) STRICT;
 
 CREATE INDEX turns_unfinished ON conversation_turns (conversation_id, turn) WHERE status IN ('pending', 'running');
 CREATE UNIQUE INDEX turns_token ON conversation_turns (lease_token) WHERE lease_token IS NOT NULL;
-CREATE INDEX turns_request ON conversation_turns (request_id);
+-- The limits of an account: what runs, what waits for a place, and what was begun today.
+CREATE INDEX turns_running ON conversation_turns (account_id) WHERE status = 'running';
+CREATE INDEX turns_limited ON conversation_turns (account_id, created_at) WHERE wait_reason = 'account_limit';
+CREATE INDEX turns_begun ON conversation_turns (account_id, started_at) WHERE started_at IS NOT NULL;
 
 CREATE TABLE conversation_events (
     conversation_id TEXT NOT NULL REFERENCES conversations ON DELETE CASCADE,
@@ -130,7 +136,7 @@ CREATE TABLE approval_rules (
     rule_id         INTEGER PRIMARY KEY AUTOINCREMENT,
     account_id      TEXT NOT NULL,
     user_id         TEXT,
-    conversation_id TEXT,
+    conversation_id TEXT REFERENCES conversations ON DELETE CASCADE,
     scope           TEXT NOT NULL CHECK (scope IN ('conversation', 'user', 'account')),
     tool_name       TEXT NOT NULL,
     prefix          TEXT,
@@ -139,6 +145,7 @@ CREATE TABLE approval_rules (
 ) STRICT;
 
 CREATE INDEX rules_account ON approval_rules (account_id);
+CREATE INDEX rules_conversation ON approval_rules (conversation_id);
 
 CREATE TABLE dead_letters (
     letter_id       INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -92,6 +92,10 @@ class Settings(BaseSettings):
 
     # Seen from outside
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged")
+    health_port: int | None = Field(
+        None, ge=0, le=65_535, description="Port of `/live` and `/ready`; not served when unset"
+    )
+    health_host: str = Field("0.0.0.0", description="Address of the health port")  # noqa: S104  (probes come from outside)
     fault: str = Field("", description="For tests only: where a worker dies; `shared/faults.py` explains it")
 
     @field_validator("slots", mode="before")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
@@ -17,6 +18,7 @@ from shared.store import open_store
 from worker.agent.base import ChatModel, Toolbox
 from worker.agent.tools import load_toolbox
 from worker.driver import JobDriver
+from worker.health import HealthServer
 from worker.isolation import Isolation
 from worker.jobs import JobControl, TurnJob
 from worker.leases import LeaseKeeper
@@ -43,51 +45,54 @@ class Runtime:
         self.settings = settings
         self._model = model
         self._toolbox = toolbox
-        self._parts: Parts | None = None
+        self._opened = AsyncExitStack()
+        self._ready = False
         self._turns: TurnRunner | None = None
         self._driver: JobDriver | None = None
         self._isolation: Isolation | None = None
-        self._ringer: Ringer | None = None
-        self._reaping: asyncio.Task[None] | None = None
 
     async def start(self, worker: str, *, alone: bool = False) -> None:
         """Import litellm, connect, load tools, start renewing and reaping; turns then carry the name ``worker``.
         ``alone``: for a single turn, so nothing is isolated further and nothing is reaped.
         Raises ``ConfigurationError`` and ``StoreUnavailable``."""
-        settings = self.settings
+        settings, opened = self.settings, self._opened
         faults.arm(faults.plan_of(settings.fault))
+        if settings.health_port is not None and not alone:
+            health = HealthServer(lambda: self._ready)
+            await health.start(settings.health_host, settings.health_port)
+            opened.push_async_callback(health.close)
         model = self._model or _litellm_model(settings)
-        store = await open_store(settings).open()
-        keeper = LeaseKeeper(lambda: open_store(settings), settings.lease_seconds)
-        self._ringer = Ringer(settings.effective_redis_url)
+        opened.push_async_callback(model.close)
+        store = open_store(settings)
+        opened.push_async_callback(store.close)
+        await store.open()
+        ringer = Ringer(settings.effective_redis_url)
+        opened.push_async_callback(ringer.close)
         live = RedisLive.from_settings(settings)
+        opened.push_async_callback(live.close)
         toolbox = self._toolbox or await load_toolbox(settings).open()
-        self._parts = Parts(settings, store, model, toolbox, keeper, live, worker)
-        self._turns = TurnRunner(self._parts)
-        self._isolation = Isolation(settings, self._turns, self._once_command)
-        self._driver = JobDriver(settings, store, self._turns, self._ringer, None if alone else self._isolation)
+        opened.push_async_callback(toolbox.close)
+        keeper = LeaseKeeper(lambda: open_store(settings), settings.lease_seconds)
         keeper.start()
+        opened.push_async_callback(keeper.close)
+        self._turns = TurnRunner(Parts(settings, store, model, toolbox, keeper, live, worker))
+        self._isolation = Isolation(settings, self._turns, self._once_command)
+        self._driver = JobDriver(settings, store, self._turns, ringer, None if alone else self._isolation)
         if not alone:
-            self._reaping = asyncio.create_task(Reaper(store, self._ringer, settings.reap_seconds).run())
+            reaping = asyncio.create_task(Reaper(store, ringer, settings.reap_seconds).run())
+            opened.push_async_callback(_cancelled, reaping)
+        self._ready = True
 
     async def drain(self) -> None:
         """Hand back every running turn; returns when none runs."""
+        self._ready = False
         if self._turns is not None and self._isolation is not None:
             await asyncio.gather(self._turns.leave(), self._isolation.leave())
 
     async def close(self) -> None:
-        if self._reaping is not None:
-            self._reaping.cancel()
-            await asyncio.gather(self._reaping, return_exceptions=True)
-        if self._parts is not None:
-            await self._parts.keeper.close()
-            await self._parts.toolbox.close()
-            await self._parts.model.close()
-            if self._parts.live is not None:
-                await self._parts.live.close()
-            await self._parts.store.close()
-        if self._ringer is not None:
-            await self._ringer.close()
+        """Close what ``start`` opened, in reverse order, also when it failed half-way."""
+        self._ready = False
+        await self._opened.aclose()
 
     async def run(self, job: TurnJob, control: JobControl) -> dict[str, Any]:
         return await self._drive.run(job, control)
@@ -107,6 +112,11 @@ class Runtime:
         if self._driver is None:
             raise RuntimeError("the runtime has not been started")
         return self._driver
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _litellm_model(settings: Settings) -> ChatModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any, Final
 
 import orjson
@@ -30,6 +31,9 @@ def letter_of_stranger(
     """The letter of a job that is none of ours, or cannot be read."""
     function = payload.get("function")
     kept = {name: value for name, value in payload.items() if name != "function"}
+    if "data_base64" in kept:
+        readable = base64.b64decode(kept["data_base64"]).decode("latin-1")
+        kept["data_base64"] = base64.b64encode(redactor.text(readable).encode("latin-1")).decode()
     return {
         **_letter(job_id, queue, function if isinstance(function, str) else "", kept, error, redactor),
         "conversation_id": None,

@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING
 
 from ahocorasick_rs import BytesAhoCorasick
 
-from shared.redaction.detectors import LOOK_BACK, MORE, Detector, Found, Hit, More, Specific, close, detectors
+from shared.redaction.announced import BearerDetector, KeywordDetector, UrlDetector
+from shared.redaction.detectors import (
+    LOOK_BACK,
+    MORE,
+    Detector,
+    Found,
+    Hit,
+    MarkerDetector,
+    More,
+    Specific,
+    TokenDetector,
+)
+from shared.redaction.formats import KEYWORDS, TOKENS
+from shared.redaction.pem import PemDetector, close
 
 if TYPE_CHECKING:
     from shared.redaction.custom import CustomPattern
@@ -105,6 +118,16 @@ class Scanner:
             if tail[place:] in self._prefixes:
                 return len(text) - len(tail) + place
         return len(text)
+
+
+def detectors() -> Iterator[Detector]:
+    """All there are; of two that wait for the same word, the first is asked first."""
+    yield MarkerDetector()
+    yield PemDetector()
+    yield UrlDetector()
+    yield BearerDetector()
+    yield from (TokenDetector(format) for format in TOKENS)
+    yield from (KeywordDetector(keyword) for keyword in KEYWORDS)
 
 
 def _ask(asked: Sequence[Detector], text: str, place: int, final: bool, specific: Specific) -> Found:

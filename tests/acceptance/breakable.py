@@ -1,4 +1,4 @@
-"""A lab whose database breaks: a Postgres cluster that may crash, PostgREST that may be killed, a faulty wire to them."""
+"""A lab whose database breaks: a Postgres that crashes, a PostgREST that is killed, a faulty wire to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import jwt
 import psycopg
 from redis import Redis
 
-from scripts.bench.kit.llm_server import Gate, LlmServer, Reply, Request
+from scripts.bench.kit.llm_server import Call, Gate, LlmServer, Reply, Request
+from scripts.bench.kit.nursery import Nursling
 from scripts.bench.kit.postgres import LocalPostgres
 from scripts.bench.kit.processes import Server, free_port
 from shared.settings import Settings
@@ -75,6 +76,20 @@ class Site:
         self._rest = None
 
 
+class FreshDatabase(Database):
+    """Connects for each look: an older connection may have died with its server."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def rows(self, query: str, *values: Any) -> list[Row]:
+        with closing(Database(self._url)) as database:
+            return database.rows(query, *values)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class BreakableLab(Lab):
     """A lab on a site. ``wire`` is what lies between the workers and the store."""
 
@@ -83,15 +98,15 @@ class BreakableLab(Lab):
         self._commands: list[subprocess.Popen[str]] = []
         if kind == "postgres":
             self.wire = site.sql_wire
-            where = {"database_url": f"postgresql://postgres@127.0.0.1:{self.wire.port}/breakable"}
+            where: dict[str, Any] = {"database_url": f"postgresql://postgres@127.0.0.1:{self.wire.port}/breakable"}
         else:
             site.start_rest()
             self.wire = site.rest_wire
             key = jwt.encode({"role": "service_role"}, JWT_SECRET, algorithm="HS256")
             where = {"supabase_url": f"http://127.0.0.1:{self.wire.port}", "supabase_key": key}
-        super().__init__(folder, Settings(home=folder / "home", **where), Database(site.url), redis_url, llm)
+        super().__init__(folder, Settings(home=folder / "home", **where), FreshDatabase(site.url), redis_url, llm)
 
-    def worker_ready(self, *queues: str, **environment: str) -> Any:
+    def worker_ready(self, *queues: str, **environment: Any) -> Nursling:
         worker = self.worker(*queues, **environment)
         worker.wait_for("worker_ready")
         return worker
@@ -157,14 +172,12 @@ def breakable_lab(site: Site, kind: str, folder: Path, redis_url: str) -> Iterat
 
 class Bumping:
     """A script: ``bump NAME`` leads to one bump of ``NAME``, then to an answer. Each step waits at a gate of its own,
-    the same for all questions, and ``keep`` holds those questions before their first step for good."""
+    the same for all questions."""
 
     def __init__(self) -> None:
         self.gates = [Gate(), Gate()]
 
     def __call__(self, request: Request) -> Reply:
-        from scripts.bench.kit.llm_server import Call
-
         step = sum(message["role"] == "assistant" for message in request.messages)
         question = next(str(m["content"]) for m in reversed(request.messages) if m["role"] == "user")
         name = question.removeprefix("bump ")

@@ -1,4 +1,4 @@
-"""Jobs that nobody should have sent: each ends with a clear error where its sender can see it, and harms nothing else."""
+"""Jobs that nobody should have sent: each ends with a clear error where its sender sees it, and harms nothing else."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def _answer(request: Request) -> Reply:
 
 def _result(lab: Lab, job: Job) -> dict[str, Any]:
     lab.until(lambda: job.is_finished, f"{job.id} ends")
-    value: dict[str, Any] = job.return_value()
+    value = job.return_value()
+    assert isinstance(value, dict)
     return value
 
 
@@ -152,7 +153,7 @@ def test_bad_jobs_among_good_ones(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_the_same_job_ten_times(lab: Lab) -> None:
-    """One job id ten times in the queue, and one request under ten job ids: each is one turn and asks the model once."""
+    """One job id ten times in the queue, and one request under ten job ids: each is one turn, worked on once."""
     conversation, other = str(uuid.uuid4()), str(uuid.uuid4())
     job = lab.enqueue("interactive", "ask", conversation_id=conversation, ask="once")
     for _ in range(9):

@@ -6,14 +6,18 @@ from __future__ import annotations
 import asyncio
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
 
+from scripts.bench.kit.llm_server import Gate
+from scripts.bench.kit.nursery import Nursling
 from scripts.bench.kit.postgres import own_folder
 from shared.client import Client
 from tests.acceptance.breakable import BreakableLab, Bumping, Site, answered, breakable_lab
@@ -73,7 +77,7 @@ def test_an_outage_longer_than_the_lease(lab: BreakableLab) -> None:
     lab.until(lambda: len(lab.llm.requests) == 2, "both turns wait for the model")
     script.gates[0].open()
     lab.until(lambda: lab.effects == {"a": 1, "b": 1}, "both have bumped")
-    script.gates[0] = type(script.gates[0])()
+    script.gates[0] = Gate()
     late = [lab.ask(f"bump {name}", on="interactive", heir="interactive") for name in "cd"]
     lab.until(lambda: len(lab.llm.requests) == 6, "two stand before their bump, two before their answer")
     following = lab.command("events", late[0], "--follow")
@@ -114,31 +118,25 @@ def test_replies_that_are_lost_after_the_commit(lab: BreakableLab) -> None:
     """A connection that breaks between the server's commit and the client's knowledge of it: at every operation."""
     script = Bumping()
     lab.llm.script(script)
-    called = b"%s" if lab.kind == "supabase" else b'"\\.%s\\('
+    called = b"/rpc/%s[ ?].*" if lab.kind == "supabase" else rb'"\.%s\(.*'
+    lost: dict[bytes, threading.Event] = {}
 
     def lose(operation: bytes, more: bytes = b"") -> None:
-        pattern = b"/rpc/" + operation + b"[ ?].*" if lab.kind == "supabase" else called % operation + b".*"
-        lost.append((operation, lab.wire.lose_reply(pattern + more)))
+        lost[operation + more] = lab.wire.lose_reply(called % operation + more)
 
-    lost: list[tuple[bytes, object]] = []
-    lose(b"submit")
-    lose(b"claim")
-    lose(b"append")
-    lose(b"renew")
-    lose(b"release")
+    for operation in (b"submit", b"claim", b"append", b"renew", b"release"):
+        lose(operation)
     first = lab.worker_ready("interactive", TURNKEEPER_LEASE_SECONDS="2", TURNKEEPER_DRAIN_SECONDS="0.2")
 
-    async def ask() -> tuple[str, bool]:
+    async def ask() -> str:
         async with Client.connect(lab.settings.model_copy(update={"redis_url": lab.redis_url})) as client:
-            receipt = await client.ask("bump a", queue="interactive")
-            return receipt.conversation_id, receipt.created
+            return (await client.ask("bump a", queue="interactive")).conversation_id
 
-    conversation, _ = asyncio.run(ask())
+    conversation = asyncio.run(ask())
     lab.until(lambda: lab.llm.requests, "the turn is claimed and asks the model")
     script.gates[0].open()
     lab.until(lambda: lab.effects == {"a": 1}, "the tool has run")
-    events = {name: event for name, event in lost}
-    lab.until(lambda: events[b"renew"].is_set(), "a renewal was lost")  # type: ignore[attr-defined]
+    lab.until(lost[b"renew"].is_set, "a renewal was lost")
     heir = lab.worker_ready("interactive", TURNKEEPER_LEASE_SECONDS="2")
     first.signal(signal.SIGTERM)
     assert first.wait() == 0
@@ -146,7 +144,7 @@ def test_replies_that_are_lost_after_the_commit(lab: BreakableLab) -> None:
     lab.until(lambda: len(lab.llm.requests) >= 3, "another worker asks for the answer")
     script.gates[1].open()
     lab.until(lambda: lab.ended(conversation, 1), "the turn ends")
-    lab.until(lambda: all(event.is_set() for _, event in lost), f"all were lost: {lost}")  # type: ignore[attr-defined]
+    lab.until(lambda: all(event.is_set() for event in lost.values()), f"all were lost: {lost}")
     assert heir.ended is None
     assert lab.effects == {"a": 1}
     [turn] = lab.turns()
@@ -184,7 +182,9 @@ def test_locks_deadlocks_and_statement_timeouts(lab: BreakableLab) -> None:
 
 
 def _waits(lab: BreakableLab) -> bool:
-    rows = lab.database.rows("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%append%%'")
+    rows = lab.database.rows(
+        "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%append%%'"
+    )
     return bool(rows)
 
 
@@ -195,14 +195,12 @@ def test_a_schema_cache_that_is_behind_a_migration(lab: BreakableLab) -> None:
     worker = lab.worker_ready("interactive", TURNKEEPER_LEASE_SECONDS="5")
     conversation = lab.ask("bump a", on="interactive", heir="interactive")
     lab.until(lambda: lab.llm.requests, "the turn waits for the model")
-    signature = "turnkeeper.append(text, integer, jsonb, jsonb, integer)"
-    lab.site.run(f"ALTER FUNCTION {signature} RENAME TO append_later; NOTIFY pgrst, 'reload schema'")
+    lab.site.run("ALTER ROUTINE turnkeeper.append RENAME TO append_later; NOTIFY pgrst, 'reload schema'")
     lab.until(lambda: _rest_lacks(lab, "append"), "PostgREST has noticed")
     script.gates[0].open()
     lab.until(lambda: "PGRST202" in str(worker.said("append_retried")), "the append meets an old cache")
     assert not lab.effects
-    later = signature.replace("append", "append_later")
-    lab.site.run(f"ALTER FUNCTION {later} RENAME TO append; NOTIFY pgrst, 'reload schema'")
+    lab.site.run("ALTER ROUTINE turnkeeper.append_later RENAME TO append; NOTIFY pgrst, 'reload schema'")
     script.gates[1].open()
     lab.until(lambda: lab.ended(conversation, 1), "the turn ends")
     assert [(t["status"], t["attempt"]) for t in lab.turns()] == [("completed", 1)]
@@ -234,8 +232,8 @@ def test_a_plain_job_in_hand_goes_back_to_its_queue(lab: BreakableLab) -> None:
     assert (letter["job_id"], letter["code"]) == (foreign.id, "request_invalid")
 
 
-def _running(worker: object) -> list[object]:
-    return [e for e in worker.entries() if e.get("event") == "job_started"]  # type: ignore[attr-defined]
+def _running(worker: Nursling) -> list[object]:
+    return [e for e in worker.entries() if e.get("event") == "job_started"]
 
 
 def _queued(lab: BreakableLab) -> list[str]:
@@ -243,8 +241,6 @@ def _queued(lab: BreakableLab) -> list[str]:
 
 
 def _rest_lacks(lab: BreakableLab, function: str) -> bool:
-    import httpx
-
     key = lab.settings.supabase_key
     assert key is not None
     answer = httpx.post(

@@ -55,6 +55,8 @@ async def test_a_place_goes_to_whoever_has_waited_longest(store: Store) -> None:
     await running[0].append(leases[0], 1, answer(), finish=ANSWERED)
     await store.release(leases[1], 30)
     assert {ring.conversation_id for ring in await store.reap()} == {line[0].id, line[1].id}
+    for talk in line[:2]:
+        await talk.claim(account_turns=3)
     await store.stop(running[2].id)
     await store.renew([leases[2].token], 0)
     assert isinstance(await running[2].try_claim(account_turns=3), NotClaimed)

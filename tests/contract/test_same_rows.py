@@ -47,9 +47,13 @@ def of_sqlite(settings: Settings) -> Tables:
     found: Tables = {}
     with closing(sqlite3.connect(settings.sqlite_path)) as db:
         for name, key in KEYS.items():
-            cursor = db.execute(f"SELECT * FROM {name} ORDER BY {key}")  # noqa: S608
+            cursor = db.execute(f"SELECT * FROM {name} ORDER BY {key}")
             columns = [column for column, *_ in cursor.description]
-            read = _row if name not in VIEWS else lambda _, values, columns=columns: dict(zip(columns, values, strict=True))
+            read = (
+                _row
+                if name not in VIEWS
+                else lambda _, values, columns=columns: dict(zip(columns, values, strict=True))
+            )
             found[name] = [read(cursor, values) for values in cursor]
     return found
 
@@ -60,9 +64,7 @@ def of_postgres(url: str) -> Tables:
         return {
             name: [
                 row["row"]
-                for row in connection.execute(
-                    f"SELECT to_jsonb(x) AS row FROM {name} AS x ORDER BY {key}".encode()  # noqa: S608
-                )
+                for row in connection.execute(f"SELECT to_jsonb(x) AS row FROM {name} AS x ORDER BY {key}".encode())
             ]
             for name, key in KEYS.items()
         }
@@ -136,7 +138,9 @@ async def what_is_rare(store: Store) -> None:
     awaits = [waits(1, 1, i, token=f"t{i}", seconds=-1) for i in range(2)]
     said = ai(1, call(1, 0, "c0"), call(1, 1, "c1"), call(1, 2, "f", kind="frontend"))
     await late.append(claim.lease, 1, said, pause([], *awaits), finish=PAUSED)
-    await late.decide(yes("zz", "forged"), frontend_tool_results=[{"tool_call_id": "f", "content": "", "is_error": True}])
+    await late.decide(
+        yes("zz", "forged"), frontend_tool_results=[{"tool_call_id": "f", "content": "", "is_error": True}]
+    )
     claim = await late.claim()  # expires what nobody decided
     await late.append(claim.lease, 1, ai(2, call(2), call(2, 1, "c2", gated=False)), finish=failed())
 

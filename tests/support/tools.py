@@ -34,5 +34,5 @@ def tool_context(seconds: float = 30, artifacts: MemoryArtifacts | None = None) 
 async def until(condition: Callable[[], bool], seconds: float = 15) -> None:
     """Wait for what no event tells: the state of another process."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.02)

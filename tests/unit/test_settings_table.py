@@ -28,7 +28,14 @@ def test_the_variables_are_those_that_are_read(monkeypatch: pytest.MonkeyPatch) 
     for name, field in Settings.model_fields.items():
         value = values.get(field.annotation) if isinstance(field.annotation, type) else None
         if value is None:
-            value = {"slots": "own=3", "log_level": "debug", "redaction": "off", "schema_name": "own"}.get(name, f"/own/{name}")
+            value = {
+                "slots": "own=3",
+                "log_level": "debug",
+                "redaction": "off",
+                "schema_name": "own",
+                "fault": "after_claim",
+                "health_port": "8080",
+            }.get(name, f"/own/{name}")
         if name == "database_url":
             continue  # excludes supabase_url
         monkeypatch.setenv(variable(name, field), value)

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -33,19 +33,13 @@ def nursery() -> ForkServerContext:
 
 
 class Nursling:
-    """A worker process. Its log is a file of JSON lines; ``arguments`` are those of ``python -m worker``, or of
-    ``main`` where that is given: a function that can be imported, and that runs in place of the worker's own."""
+    """A worker process. Its log is a file of JSON lines; ``arguments`` are those of ``python -m worker``."""
 
     def __init__(
-        self,
-        context: ForkServerContext,
-        environment: Mapping[str, str],
-        log: Path,
-        arguments: Sequence[str] = (),
-        main: Callable[[list[str]], int] | None = None,
+        self, context: ForkServerContext, environment: Mapping[str, str], log: Path, arguments: Sequence[str] = ()
     ) -> None:
         self.log = log
-        self._process = context.Process(target=_work, args=(dict(environment), str(log), list(arguments), main))
+        self._process = context.Process(target=_work, args=(dict(environment), str(log), list(arguments)))
         self._process.start()
         self._told_to_leave = False
 
@@ -108,7 +102,7 @@ class Nursling:
         self.wait()
 
 
-def _work(environment: dict[str, str], log: str, arguments: list[str], main: Callable[[list[str]], int] | None) -> None:
+def _work(environment: dict[str, str], log: str, arguments: list[str]) -> None:
     """In the child."""
     die_with_parent()
     os.environ.clear()
@@ -117,6 +111,6 @@ def _work(environment: dict[str, str], log: str, arguments: list[str], main: Cal
     os.dup2(descriptor, sys.stderr.fileno())
     os.dup2(descriptor, sys.stdout.fileno())
     os.close(descriptor)
-    from worker.main import main as worker_main
+    from worker.main import main
 
-    sys.exit((main or worker_main)(arguments))
+    sys.exit(main(arguments))

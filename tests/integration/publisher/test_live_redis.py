@@ -136,7 +136,7 @@ async def _sent(live: RedisLive, url: str) -> bool:
 
 async def until(condition: Any, seconds: float = 10) -> None:
     async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 - it comes true in another process
+        while not await condition():
             await asyncio.sleep(0.05)
 
 

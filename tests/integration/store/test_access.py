@@ -28,6 +28,13 @@ READABLE = {
     "sessions",
     "session_messages",
 }
+OWNED = {name: "session_id" if name.startswith("session") else "conversation_id" for name in READABLE}
+"""Each with the column that says whose a row is."""
+HIDDEN = {
+    "conversation_turns": {"request", "digest", "worker", "lease_token", "claim_id", "last_batch_result"},
+    "tool_calls": {"approval_token_sha256"},
+}
+"""Columns that workers alone need to know."""
 CALLABLE = {"identity", "record_feedback", "refuse"}
 
 
@@ -59,6 +66,17 @@ def relations(url: str) -> dict[str, str]:
             "JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND a.attidentity = '' "
             "WHERE c.relnamespace = 'turnkeeper'::regnamespace AND c.relkind IN ('r', 'v', 'm', 'p', 'f') "
             "ORDER BY c.relname, a.attnum",
+        )
+    )
+
+
+def columns(url: str) -> dict[str, list[str]]:
+    """The columns of each table and view."""
+    return dict(
+        rows(
+            url,
+            "SELECT table_name, array_agg(column_name::text ORDER BY ordinal_position) "
+            "FROM information_schema.columns WHERE table_schema = 'turnkeeper' GROUP BY 1",
         )
     )
 
@@ -111,10 +129,30 @@ async def test_tables(role: str, rest: httpx.AsyncClient, postgres_url: str, sig
     own = known.keys() - {"schema_migrations", "sessions", "session_messages"}
     expected = {
         "anon": {"GET": set(), "POST": set(), "PATCH": set(), "DELETE": set()},
-        "authenticated": {"GET": READABLE, "POST": {"feedback"}, "PATCH": {"feedback"}, "DELETE": set()},
+        "authenticated": {
+            "GET": READABLE - HIDDEN.keys(),
+            "POST": {"feedback"},
+            "PATCH": {"feedback"},
+            "DELETE": set(),
+        },
         "service_role": {"GET": known.keys(), "POST": own, "PATCH": own, "DELETE": own},
     }
     assert allowed == expected[role]
+
+
+async def test_columns(rest: httpx.AsyncClient, postgres_url: str, signed_token: Token) -> None:
+    headers = headers_of("authenticated", signed_token)
+    known = columns(postgres_url)
+    refused: dict[str, set[str]] = {}
+    for name in READABLE:
+        for column in known[name]:
+            for query in ({"select": column}, {column: "not.is.null", "select": known[name][0]}, {"order": column}):
+                if column in HIDDEN.get(name, ()) or "select" in query:
+                    if await denied(rest, "GET", f"/{name}", headers, params=query):
+                        refused.setdefault(name, set()).add(column)
+                    else:
+                        assert column not in HIDDEN.get(name, ()), query
+    assert refused == HIDDEN
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -180,10 +218,9 @@ async def test_a_user_reads_his_own_rows_only(store: Store, rest: httpx.AsyncCli
         signed_token("authenticated", sub="u1", app_metadata={"account_id": "a"}),
     ]
     for token in tokens:
-        for name in READABLE:
-            reply = await rest.get(f"/{name}", headers={"Authorization": f"Bearer {token}"})
-            found = {row.get("conversation_id") or row["session_id"] for row in reply.json()}
-            assert found == {mine.id}, name
+        for name, key in OWNED.items():
+            reply = await rest.get(f"/{name}", params={"select": key}, headers={"Authorization": f"Bearer {token}"})
+            assert {row[key] for row in reply.json()} == {mine.id}, name
 
 
 @pytest.mark.parametrize(
@@ -203,8 +240,8 @@ async def test_without_an_identity_there_is_nothing_to_see(
     await _talked(store, "a", "u1")
     await _talked(store, "a", None)
     headers = {"Authorization": f"Bearer {signed_token('authenticated', **claims)}"}
-    for name in READABLE:
-        assert (await rest.get(f"/{name}", headers=headers)).json() == [], name
+    for name, key in OWNED.items():
+        assert (await rest.get(f"/{name}", params={"select": key}, headers=headers)).json() == [], name
 
 
 async def test_a_user_gives_feedback_on_his_own_turns_only(

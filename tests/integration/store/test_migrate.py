@@ -63,8 +63,9 @@ def test_a_broken_file_leaves_nothing_behind(empty_postgres_url: str, tmp_path: 
         assert connection.execute("SELECT to_regclass('turnkeeper.half')").fetchone() == (None,)
 
 
-async def test_another_schema_name(empty_postgres_url: str, tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path, database_url=empty_postgres_url, schema_name="agents_7")
+@pytest.mark.parametrize("name", ["agents_7", "order"])  # the second is a word of SQL
+async def test_another_schema_name(name: str, empty_postgres_url: str, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, database_url=empty_postgres_url, schema_name=name)
     migrate(settings)
     store = await open_store(settings).open()
     talk = Talk(store)
@@ -73,7 +74,9 @@ async def test_another_schema_name(empty_postgres_url: str, tmp_path: Path) -> N
     await store.close()
     with psycopg.connect(empty_postgres_url) as connection:
         assert connection.execute("SELECT to_regnamespace('turnkeeper')").fetchone() == (None,)
-        assert connection.execute("SELECT status FROM agents_7.sessions").fetchall() == [("done",)]
+        assert connection.execute(f'SELECT status FROM "{name}".sessions'.encode()).fetchall() == [("done",)]
+        connection.execute("SET ROLE service_role")
+        assert connection.execute(f'SELECT "{name}".health()'.encode()).fetchone() is not None
 
 
 @pytest.fixture

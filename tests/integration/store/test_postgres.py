@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
+from scripts.bench.kit.postgres import LocalPostgres
 from scripts.bench.kit.processes import free_port
 from shared.errors import ConfigurationError, ContentRefused, LeaseLost, StoreUnavailable
 from shared.events import EventDraft
 from shared.settings import Settings
 from shared.store import open_store
-from shared.store.base import Store
+from shared.store.base import Claim, NotClaimed, Renewed, Store
 from shared.store.migrate_postgres import migrate_postgres
-from shared.store.postgres import PostgresStore
+from shared.store.postgres import CANCEL_SECONDS, PostgresStore
 from shared.store.server import error_of
 from shared.store.supabase import SupabaseStore
 from tests.contract.driver import ANSWERED, Talk, ai, answer
 from tests.support.postgres import Token
+from tests.support.proxy import FaultyProxy
 
 
 @pytest.fixture(params=["postgres", "supabase"])
@@ -70,7 +74,7 @@ async def _until_blocked(connection: psycopg.AsyncConnection) -> None:
     """Until somebody waits for a lock of this connection."""
     query = "SELECT 1 FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))"
     async with asyncio.timeout(5):
-        while await (await connection.execute(query)).fetchone() is None:  # noqa: ASYNC110
+        while await (await connection.execute(query)).fetchone() is None:
             await asyncio.sleep(0.01)
 
 
@@ -115,6 +119,43 @@ async def test_reaping_passes_by_what_is_locked(store: Store, other: psycopg.Asy
     assert [ring.conversation_id for ring in await store.reap()] == [two.id]
     await other.rollback()
     assert [ring.conversation_id for ring in await store.reap()] == [one.id]
+
+
+async def test_one_locked_conversation_does_not_cost_the_others_their_leases(
+    store: Store, other: psycopg.AsyncConnection
+) -> None:
+    talks = [Talk(store) for _ in range(3)]
+    tokens = []
+    for talk in talks:
+        await talk.ask()
+        tokens.append((await talk.claim_expired()).lease.token)
+    await store.stop(talks[1].id)
+    await other.execute("SELECT FROM turnkeeper.conversations WHERE conversation_id = %s FOR UPDATE", [talks[0].id])
+    renewed = await store.renew([*tokens, "no-such-token"], 60)
+    assert renewed == Renewed(frozenset({"no-such-token"}), frozenset({tokens[1]}), frozenset({tokens[0]}))
+    await other.rollback()
+    assert isinstance(await talks[0].try_claim(), Claim), "it was not renewed"
+    assert isinstance(await talks[1].try_claim(), NotClaimed)
+    assert (await store.renew(tokens, 60)).skipped == frozenset()
+
+
+async def test_a_server_that_is_silent_costs_no_more_than_the_time_of_a_call(
+    postgres_settings: Settings, postgres_server: LocalPostgres
+) -> None:
+    proxy = FaultyProxy(postgres_server.port)
+    url = f"postgresql://postgres@127.0.0.1:{proxy.port}/turnkeeper_test"
+    settings = postgres_settings.model_copy(update={"database_url": SecretStr(url)})
+    store = await PostgresStore(settings, call_timeout_seconds=0.5).open()
+    proxy.silence()
+    for _ in range(2):  # on the open connection, then where none can be had
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            await store.health()
+        assert time.monotonic() - began < 0.5 + CANCEL_SECONDS + 0.5
+    began = time.monotonic()
+    await store.close()
+    assert time.monotonic() - began < 2, "nor does closing wait for it"
+    proxy.stop()
 
 
 @pytest.mark.parametrize("kind", [PostgresStore, SupabaseStore])

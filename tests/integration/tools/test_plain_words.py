@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 
 from worker.agent.tools.rules import plain_words
 
-SHOW = f"{sys.executable} -c 'import sys, json; print(json.dumps(sys.argv[1:]))'"
+SHOW = f"{shlex.quote(sys.executable)} -c 'import sys, json; print(json.dumps(sys.argv[1:]))'"
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])

@@ -4,6 +4,7 @@ the arguments of calls, which are what runs."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import logging
@@ -262,6 +263,9 @@ def test_dead_letters_keep_no_secret() -> None:
         "j", "q", {"function": "os.system", "args": [f"echo {ASKED}"]}, ConfigurationError("x"), redactor
     )
     assert ASKED not in str(stranger)
+    raw = {"data_base64": base64.b64encode(f"\x80\x05 {ASKED}".encode("latin-1")).decode()}
+    kept = letter_of_stranger("j", "q", raw, ConfigurationError("x"), redactor)["payload"]["data_base64"]
+    assert base64.b64decode(kept).startswith(b"\x80\x05 [redacted:github_token:")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.bench.kit.chaos.worker import work
 from scripts.bench.kit.nursery import Nursling, nursery
 
 READY_WITHIN_SECONDS = 90.0
@@ -120,7 +119,7 @@ class Fleet:
         context = nursery()
 
         def start(name: str) -> Nursling:
-            return Nursling(context, environment, logs / f"{name}.log", ["--name", name], work)
+            return Nursling(context, environment, logs / f"{name}.log", ["--name", name])
 
         self.service = Service()
         self.seats = [Seat(number, start, self.service) for number in range(count)]

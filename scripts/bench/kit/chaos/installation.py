@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from redis import Redis
 
+from scripts.bench.kit.chaos.model import MODEL
 from scripts.bench.kit.chaos.rows import Query, postgres_query, sqlite_query
 from scripts.bench.kit.parts import environment_of
 from scripts.bench.kit.postgres import LocalPostgres, own_folder
@@ -19,6 +20,7 @@ from shared.embedded import EmbeddedRedis
 from shared.settings import Settings, load_settings
 from shared.store.migrate import migrate
 
+TOOLS = 'python: ["scripts.bench.kit.chaos.tools"]'
 LOCK_SECONDS = 0.2  # to wait for SQLite's write lock; others wait too, and nobody queues
 PAUSED_LOCK_SECONDS = 1.0  # whoever holds it for so long does not run
 StoreName = Literal["sqlite", "postgres"]
@@ -32,7 +34,10 @@ class Installation:
         self.settings, self.query, self.away_seconds = settings, query, away_seconds
 
     def environment(self, **more: str) -> dict[str, str]:
-        return environment_of(self.settings, **more)
+        """Of every process of the run: the ordinary worker, with the model and the tools of the run."""
+        tools = self.settings.home / "tools.yaml"
+        tools.write_text(TOOLS)
+        return environment_of(self.settings, TURNKEEPER_MODEL=MODEL, TURNKEEPER_TOOLS=str(tools), **more)
 
     def flush_redis(self) -> None:
         with Redis.from_url(self.settings.effective_redis_url) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+@cache
+def own_journal() -> Journal:
+    """The journal of a worker's process, which its environment names."""
+    return Journal(Path(os.environ[PATH_VARIABLE]))
 
 
 def read_journal(path: Path) -> list[Record]:

@@ -202,13 +202,15 @@ CREATE TABLE turnkeeper.artifacts (
 
 CREATE INDEX artifacts_conversation ON turnkeeper.artifacts (conversation_id);
 
--- Snapshots are large and written once a turn: lz4 packs them several times faster than pglz. Not every build has it.
+-- Snapshots are large and written once a turn. lz4 packs them in the time that writing them takes. A build without it
+-- stores them as they are: pglz takes several times as long, for a third less of log and disk.
 DO $$
 BEGIN
     ALTER TABLE turnkeeper.conversation_events ALTER COLUMN data SET COMPRESSION lz4;
     ALTER TABLE turnkeeper.conversation_turns ALTER COLUMN request SET COMPRESSION lz4;
 EXCEPTION WHEN feature_not_supported THEN
-    RAISE NOTICE 'this server packs with pglz only';
+    ALTER TABLE turnkeeper.conversation_events ALTER COLUMN data SET STORAGE EXTERNAL;
+    ALTER TABLE turnkeeper.conversation_turns ALTER COLUMN request SET STORAGE EXTERNAL;
 END
 $$;
 

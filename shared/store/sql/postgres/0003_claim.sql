@@ -117,7 +117,7 @@ $$;
 CREATE FUNCTION turnkeeper.claim(
     p_conversation_id uuid, p_worker text, p_claim_id text, p_lease_seconds double precision, p_max_crashes integer,
     p_request jsonb DEFAULT NULL, p_artifacts jsonb DEFAULT '[]', p_account_turns integer DEFAULT NULL,
-    p_account_cost_usd numeric DEFAULT NULL
+    p_account_cost_usd double precision DEFAULT NULL
 ) RETURNS json
 LANGUAGE plpgsql SET search_path = turnkeeper, pg_temp SET timezone = 'UTC' AS $$
 DECLARE
@@ -172,7 +172,7 @@ BEGIN
              WHERE x.account_id = t.account_id AND x.started_at >= date_trunc('day', now())) THEN
             v_ended := v_ended || end_turn(t, 'failed', 'account_budget', 'error',
                 'The account has spent its budget of the day; the question was not asked.', true);
-        ELSIF t.status = 'pending' AND NOT coalesce(has_place(t.account_id, p_account_turns), true) THEN
+        ELSIF p_account_turns IS NOT NULL AND t.status = 'pending' AND NOT has_place(t.account_id, p_account_turns) THEN
             PERFORM wait_for_place(t);
             IF v_ended <> '[]' THEN
                 UPDATE conversations SET status = 'pending' WHERE conversation_id = p_conversation_id;

@@ -9,7 +9,7 @@ DECLARE
     v_changed integer;
 BEGIN
     -- Below, all changes of one kind are one statement: equal to their order in the batch if each call's are in turn.
-    IF v_ops - 'new' <> '{}' AND EXISTS (
+    IF (SELECT count(*) FROM jsonb_object_keys(v_ops)) > 1 AND EXISTS (
         SELECT 1 FROM (
             SELECT o.rank < lag(o.rank) OVER (PARTITION BY coalesce(k ->> 'turn', p_turn::text), k ->> 'step',
                                               k ->> 'call_index' ORDER BY n) AS back

@@ -1,16 +1,22 @@
 """``turnkeeper``: the command line. Exit status: 0 success (also when a turn stops for an approval), 1 a failed turn,
 2 wrong usage or a refused request, 3 an unreachable service.
+
+With ``--json`` errors are JSON on stderr too, those of usage included.
 """
 
 from __future__ import annotations
 
+import json
+import sys
+from typing import Annotated, Any
+
 import typer
+import typer.main
 
 from scripts.commands import health, inspection, running, turns, upkeep
 
 app = typer.Typer(
     name="turnkeeper",
-    help="LLM agent conversations from a queue: durable turns, approvals, and the log of what happened.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -40,9 +46,38 @@ app.command(rich_help_panel="Operation", context_settings={"allow_extra_args": T
 )
 
 
+_UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer does not export
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"turnkeeper {version('turnkeeper')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """LLM agent conversations from a queue: durable turns, approvals, and the log of what happened."""
+
+
 def main() -> None:
     """Entry point of the ``turnkeeper`` script."""
-    app()
+    if "--json" not in sys.argv:
+        app()
+        return
+    command = typer.main.get_command(app)
+    try:
+        status = command.main(standalone_mode=False)
+    except _UsageError as error:
+        print(json.dumps({"error": {"code": "usage", "description": error.format_message()}}), file=sys.stderr)
+        status = error.exit_code
+    raise SystemExit(status)
 
 
 if __name__ == "__main__":

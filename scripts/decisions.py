@@ -6,13 +6,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from scripts.render import counted
 from shared.errors import RequestInvalid
+from shared.requests import Remember
+from worker.agent.tools.rules import unwanted_prefix, wrong_prefix
 
 Row = dict[str, Any]
 
 ALL = "all"
+_FORM = "--remember SCOPE:PREFIX, such as --remember 'conversation:kubectl get' (scope: conversation, user or account)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +53,14 @@ class Choice:
         deny = _named(self.deny, pending)
         if len(self.feedback) not in (0, min(1, len(deny)), len(deny)):
             raise RequestInvalid(
-                f"{len(self.feedback)} --feedback for {len(deny)} denied calls; nothing was decided.",
+                f"{len(self.feedback)} --feedback for {counted(len(deny), 'denied call')}; nothing was decided.",
                 hint="Give one for all of them, or one for each in order.",
             )
         words = self.feedback if len(self.feedback) == len(deny) else self.feedback * len(deny)
         remember = self._remembered()
-        fixed = [
-            p["tool_name"]
-            for p in pending
-            if p["tool_call_id"] in _named(self.approve, pending) and not p.get("can_remember")
-        ]
-        if remember and fixed:
-            raise RequestInvalid(
-                f"--remember has no effect on {', '.join(fixed)}, which asks every time; nothing was decided.",
-                hint="Approve it without --remember, or set its approval to by_rule in the tools file.",
-            )
+        chosen = [p for p in pending if p["tool_call_id"] in _named(self.approve, pending)]
+        if remember:
+            _check_rule(remember["remember"], chosen)
         approved = [{"tool_call_id": i, "approved": True, **remember} for i in _named(self.approve, pending)]
         denied: list[Row] = [{"tool_call_id": i, "approved": False} for i in deny]
         for decision, feedback in zip(denied, words, strict=False):
@@ -74,6 +71,10 @@ class Choice:
         if self.remember is None:
             return {}
         scope, _, prefix = self.remember.partition(":")
+        if scope not in get_args(Remember.model_fields["scope"].annotation):
+            raise RequestInvalid(
+                f"--remember: {scope!r} is no scope; nothing was decided.", hint=f"The form is {_FORM}."
+            )
         return {"remember": {"scope": scope, **({"prefix": prefix} if prefix else {})}}
 
     def _of_file(self) -> list[Row]:
@@ -86,6 +87,23 @@ class Choice:
         if not all(isinstance(e, dict) and isinstance(e.get("tool_call_id"), str) for e in entries):
             raise RequestInvalid(f"{self.file} is not a list of decisions with a tool_call_id; nothing was decided.")
         return entries
+
+
+def _check_rule(remember: Row, approved: Sequence[Row]) -> None:
+    """A rule that would never decide anything is not recorded."""
+    prefix = remember.get("prefix")
+    for call in approved:
+        name = call["tool_name"]
+        if not call.get("can_remember"):
+            raise RequestInvalid(
+                f"--remember has no effect on {name}, which asks every time; nothing was decided.",
+                hint="Approve it without --remember, or set its approval to by_rule in the tools file.",
+            )
+        if call.get("remember_needs_prefix"):
+            if wrong := wrong_prefix(name, prefix):
+                raise RequestInvalid(f"{wrong} Nothing was decided.", hint=f"The form is {_FORM}.")
+        elif prefix is not None:
+            raise RequestInvalid(f"{unwanted_prefix(name)} Nothing was decided.", hint="Leave out the colon's rest.")
 
 
 def _named(identifiers: Sequence[str], pending: Sequence[Row]) -> list[str]:

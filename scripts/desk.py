@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -34,6 +35,7 @@ FAILED = 1
 USAGE = 2
 UNREACHABLE = 3
 INTERRUPTED = 130
+PIPE_CLOSED = 141
 
 Row = dict[str, Any]
 Work = Callable[["Desk"], Awaitable[int | None]]
@@ -75,10 +77,15 @@ def guarded(run: Callable[[], int | None], as_json: bool = False) -> int:
     try:
         return run() or 0
     except TurnkeeperError as error:
+        if isinstance(error, QueueUnavailable) and not os.environ.get("REDIS_URL"):
+            error.hint = "The embedded Redis runs as long as turnkeeper up (or a worker) does: start that first."
         report(error, as_json)
         return exit_status(error)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # head, less and the like have seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        return PIPE_CLOSED
 
 
 def report(error: TurnkeeperError, as_json: bool = False) -> None:

@@ -16,6 +16,7 @@ Row = dict[str, Any]
 _PAGE = 500  # events
 _TURN_SECRETS = frozenset({"lease_token", "claim_id"})  # who has them writes as the worker
 _CALL_SECRETS = frozenset({"approval_token_sha256"})
+_OF_NO_USE = frozenset({"ring_backoff_seconds"})  # to people
 _EVENT_COLUMNS = ("seq", "turn", "attempt", "event", "created_at", "says")
 _TURN_COLUMNS = ("turn", "kind", "status", "attempt", "rounds", "tool_calls", "model", "duration_ms", "request_id")
 _CALL_COLUMNS = ("turn", "step", "tool_name", "arguments", "risk", "state", "decided_by", "duration_ms")
@@ -42,7 +43,7 @@ async def show_conversation(desk: Desk, conversation_id: str) -> None:
         row["tool_calls"] = [_without(call, _CALL_SECRETS) for call in calls]
         print_json(row)
         return
-    desk.out.row(row)
+    desk.out.row(_without(row, _OF_NO_USE))
     desk.out.note("\nTurns", "bold")
     desk.out.rows(turns, _TURN_COLUMNS, empty="none")
     for turn in turns:
@@ -75,7 +76,7 @@ async def show_events(desk: Desk, conversation_id: str, *, follow: bool, after: 
             desk.out.note("")
     else:
         shown = rows if desk.out.as_json else [{**e, "says": _short(event_line(e))} for e in rows]
-        desk.out.rows(shown, _EVENT_COLUMNS, empty="No events.")
+        desk.out.rows(shown, _EVENT_COLUMNS, empty="No events.", cut="says")
     if follow:
         last = rows[-1]["seq"] if rows else after
         async for event in desk.client.follow(conversation_id, after=last):
@@ -85,7 +86,7 @@ async def show_events(desk: Desk, conversation_id: str, *, follow: bool, after: 
                 print_json(event)
             else:
                 place = f"{event['seq']:>4}  {event['turn']:>3}  {event['event']:<20}"
-                desk.out.note(f"{place} {_short(event_line(event))}")
+                desk.out.line(f"{place} {_short(event_line(event))}")
 
 
 async def show_approvals(desk: Desk, account: str | None) -> None:
@@ -108,6 +109,6 @@ async def replay_conversation(desk: Desk, conversation_id: str) -> None:
         view.show(event)
 
 
-def _short(text: str, characters: int = 100) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= characters else f"{line[: characters - 1]}…"
+def _short(text: str, characters: int = 1_000) -> str:
+    """One line, longer than any terminal is wide."""
+    return " ".join(text[: 2 * characters].split())[:characters]

@@ -5,6 +5,7 @@ Everything goes to stdout. Texts from models, tools and users are printed as the
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
@@ -17,6 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from scripts.program import program
 from shared import events as names
 from worker.agent.visible import visible_text
 
@@ -26,13 +28,18 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PROGRAM_WIDTH = 160  # columns when nobody's terminal says otherwise
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, "The reader has closed the pipe")  # rich would end the process, status 1
+
+
 class Output:
     """Where a command's answer goes. ``as_json``: one JSON object a line, else for people."""
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         width = None if sys.stdout.isatty() else _PROGRAM_WIDTH
-        self.console = Console(highlight=False, soft_wrap=False, width=width)
+        self.console = _Console(highlight=False, soft_wrap=False, width=width)
 
     def row(self, row: Row, *, text: str | None = None) -> None:
         """One answer: the row as JSON, or ``text`` (default: a line per column)."""
@@ -43,8 +50,8 @@ class Output:
         else:
             self.console.print(_fields(row))
 
-    def rows(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str) -> None:
-        """A list: a JSON line each, or a table of ``columns``."""
+    def rows(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str, cut: str | None = None) -> None:
+        """A list: a JSON line each, or a table of ``columns``; see ``table`` for ``cut``."""
         if self.as_json:
             for row in rows:
                 print_json(row)
@@ -53,7 +60,7 @@ class Output:
         if not rows:
             self.note(empty)
             return
-        self.console.print(table(rows, columns))
+        self.console.print(table(rows, columns, cut=cut))
 
     def approval(self, approval: Row, conversation_id: str) -> None:
         """A call that waits, and how to decide about it."""
@@ -61,8 +68,14 @@ class Output:
             return
         self.console.print(approval_panel(approval))
         identifier = approval["tool_call_id"]
-        self.note(f"turnkeeper decide {conversation_id} --approve {identifier}")
-        self.note(f"turnkeeper decide {conversation_id} --deny {identifier} --feedback 'Why not'")
+        decide = f"{program()} decide {conversation_id}"
+        self.note(f"{decide} --approve {identifier}")
+        self.note(f"{decide} --deny {identifier}      (--feedback tells the model why)")
+
+    def line(self, text: str) -> None:
+        """A line for people that ends at the right edge."""
+        if not self.as_json:
+            self.console.print(Text(plain(text), no_wrap=True, overflow="ellipsis"))
 
     def note(self, text: str, style: str = "") -> None:
         """A line for people; programs do not get it."""
@@ -74,14 +87,20 @@ def print_json(row: Row) -> None:
     print(json.dumps(row, ensure_ascii=False, default=str), flush=True)
 
 
-def table(rows: Sequence[Row], columns: Sequence[str]) -> Table:
-    """A plain table; nested values are shown as JSON."""
+def table(rows: Sequence[Row], columns: Sequence[str], *, cut: str | None = None) -> Table:
+    """A plain table; nested values are shown as JSON. ``cut``: the column that ends at the right edge, so that every
+    row has one line; without one, long values are folded."""
     shown = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
-        shown.add_column(column, overflow="fold", no_wrap=column.endswith("_id"))
+        shown.add_column(column, overflow="fold", no_wrap=column.endswith("_id") or cut not in (None, column))
     for row in rows:
-        shown.add_row(*(Text(cell(column, row.get(column))) for column in columns))
+        shown.add_row(*(_cell(column, row, cut) for column in columns))
     return shown
+
+
+def _cell(column: str, row: Row, cut: str | None) -> Text:
+    text = cell(column, row.get(column))
+    return Text(" ".join(text.split()), no_wrap=True, overflow="ellipsis") if column == cut else Text(text)
 
 
 def cell(column: str, value: Any) -> str:
@@ -94,6 +113,11 @@ def cell(column: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}".rstrip("0").rstrip(".")
     return str(value)
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 call``, ``2 calls``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def short_time(text: str) -> str:

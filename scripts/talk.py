@@ -7,15 +7,18 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from scripts.decisions import Choice
 from scripts.desk import FAILED, Desk, require_conversation
 from scripts.turn_view import TurnView, totals_line
-from scripts.workers import alive_workers
+from scripts.workers import WorkerInfo, alive_workers
 from shared.client import Receipt
 from shared.errors import QueueUnavailable
 from shared.queues import connect_async
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 Row = dict[str, Any]
 
@@ -23,6 +26,8 @@ _NOBODY = (
     "turnkeeper: nobody works on it: no worker takes from the queue {queue!r}. It is recorded and waits.\n"
     "Start a worker in another terminal with: turnkeeper up (Ctrl+C here loses nothing)"
 )
+_STARTING_SECONDS = 8.0  # a worker imports its model library first
+_LOOK_SECONDS = 0.5
 _TOOK_EFFECT = frozenset({"approved", "denied", "result_recorded"})
 _VERDICTS = {
     "already_resolved": "somebody else decided first",
@@ -89,9 +94,12 @@ async def submit_and_watch(desk: Desk, kind: str, fields: Row, *, wait: bool) ->
         row = {name: value for name, value in asdict(receipt).items() if name != "rung"}
         desk.out.row(row, text=f"Recorded as turn {receipt.turn} of conversation {receipt.conversation_id}.")
         return 0
-    if not await _somebody_works(desk, receipt.queue):
-        print(_NOBODY.format(queue=receipt.queue), file=sys.stderr)
-    return await watch(desk, receipt.conversation_id, receipt.turn, after=seen if receipt.created else 0)
+    looking = asyncio.create_task(_tell_if_nobody_works(desk, receipt.queue))
+    try:
+        return await watch(desk, receipt.conversation_id, receipt.turn, after=seen if receipt.created else 0)
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
 
 
 async def watch(desk: Desk, conversation_id: str, turn: int, *, after: int = 0) -> int:
@@ -117,11 +125,20 @@ async def _last_seq(desk: Desk, conversation_id: Any) -> int:
     return int(row["last_seq"]) if row else 0
 
 
-async def _somebody_works(desk: Desk, queue: str) -> bool:
+async def _tell_if_nobody_works(desk: Desk, queue: str) -> None:
+    """Say so at once where no worker can be coming; where Redis runs without any, one may be starting."""
     redis = connect_async(desk.settings.effective_redis_url)
+    until = asyncio.get_running_loop().time() + _STARTING_SECONDS
     try:
-        return any(worker.serves(queue) for worker in await alive_workers(redis))
+        while not (workers := await _workers(redis)) and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(_LOOK_SECONDS)
     except QueueUnavailable:
-        return False
+        workers = []
     finally:
         await redis.aclose()
+    if not any(worker.serves(queue) for worker in workers):
+        print(_NOBODY.format(queue=queue), file=sys.stderr, flush=True)
+
+
+async def _workers(redis: Redis) -> list[WorkerInfo]:
+    return [worker for worker in await alive_workers(redis) if not worker.gone]

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.text import Text
 
-from scripts.render import Output, approval_panel, call_line, cell, plain, print_json
+from scripts.program import program
+from scripts.render import Output, approval_panel, call_line, cell, counted, plain, print_json
 from scripts.wrap import Wrapper
 from shared import events as names
 
@@ -104,6 +105,8 @@ class TurnView:
             self._line(f"← {data['tool_name']} {status}: {text_of(data['message'])}", "yellow")
         elif duration and duration >= _SLOW_MS:
             self._line(f"← {data['tool_name']} {duration / 1000:.1f} s", "dim")
+        if data.get("rule_refused"):
+            self._line(f"You will be asked again: {data['rule_refused']}", "yellow")
         self._open_calls.subtract([data["tool_call_id"]])
         self._open_calls = +self._open_calls
         self._release()
@@ -131,8 +134,11 @@ class TurnView:
         self._line("(stopped)", "yellow")
 
     def _error(self, event: Row, data: Row) -> None:
-        hint = f" {data['hint']}" if data.get("hint") else ""
-        self._line(f"failed: {data['description']}{hint}", "red")
+        self._line(f"failed: {data['description']}", "red")
+        if data.get("hint"):
+            self._line(data["hint"], "yellow")
+        if data.get("retryable") and self._commands:
+            self._line(f"Try it again from where it failed: {program()} retry {self._conversation_id}", "")
 
     def _line(self, text: str, style: str) -> None:
         self._end_text()
@@ -170,7 +176,8 @@ def totals_line(turn: Row) -> str:
     """What a turn used, in one line."""
     seconds = (turn.get("duration_ms") or 0) / 1000
     tokens = (turn.get("prompt_tokens") or 0) + (turn.get("completion_tokens") or 0)
-    parts = [f"{turn['rounds']} rounds", f"{turn['tool_calls']} tool calls", f"{tokens} tokens", f"{seconds:.1f} s"]
+    parts = [counted(turn["rounds"], "round"), counted(turn["tool_calls"], "tool call"), counted(tokens, "token")]
+    parts.append(f"{seconds:.1f} s")
     cost = float(turn.get("cost_usd") or 0)
     if cost:
         parts.append(f"${cell('cost_usd', cost)}")

@@ -4,44 +4,97 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.demo.cluster import FOLDER_VARIABLE, Cluster
+from scripts.demo.stage import SCRIPTED_MODEL, TOOLS
 from scripts.desk import guarded
+from scripts.program import program
 from scripts.render import Output
-from shared.errors import ConfigurationError
+from scripts.workers import WorkerInfo, alive_workers
+from shared.errors import ConfigurationError, QueueUnavailable
+from shared.queues import connect_async
 from shared.settings import Settings, load_settings
 from shared.store import open_store
 
 _BENCHES = Path(__file__).parent / "bench"
 
 
-def up() -> int:
-    """The embedded Redis and the schema as far as no URL is set, then a worker in this process until a signal."""
-    return guarded(lambda: _up(load_settings()))
+def up(*, demo: bool = False) -> int:
+    """The embedded Redis and the schema as far as no URL is set, then a worker in this process until a signal; none
+    where one runs already. ``demo``: a worker with the demo's model, tools and incident."""
+    return guarded(lambda: _up(demo=demo))
 
 
-def _up(settings: Settings) -> int:
+def _up(*, demo: bool) -> int:
     from worker.main import run_worker as work
 
+    settings, out = load_settings(), Output()
     if settings.store_kind != "supabase":  # it runs no SQL; opening it says what is missing
         migrate_store(settings)
-    _tell_where(settings)
+    running = asyncio.run(_running_worker(settings))
+    if running is not None and demo:
+        raise ConfigurationError(
+            f"A worker runs already ({running.name}), with its own model and tools; none was started.",
+            hint="Stop it, or give the demo a TURNKEEPER_HOME of its own.",
+        )
+    if demo:
+        settings = _with_the_demo(settings)
+    _tell_where(settings, out)
+    if running is not None:
+        out.note(f"Worker  {running.name} runs already, so none was started. One more: {program()} worker")
+        return 0
+    if demo:
+        out.note("Demo    a scripted model and an incident to play with; no API key is used, nothing real is touched")
+    question = "checkout-api in production keeps returning 500. Why?" if demo else "What runs on this machine?"
+    out.note(f"Ask     {program()} ask {question!r}   (in another terminal; Ctrl+C here stops)", "bold")
+    _leave_with_the_terminal()
     work(settings)
     return 0
 
 
-def _tell_where(settings: Settings) -> None:
-    out = Output()
-    redis = f"embedded, {settings.socket_path}" if settings.embedded_redis else "REDIS_URL"
+def _with_the_demo(settings: Settings) -> Settings:
+    """The demo's model, tools and a fresh incident; in the environment, so that processes of the worker see them too."""
+    cluster = Cluster.fresh(settings.home / "incident")
+    os.environ.update(
+        {"TURNKEEPER_MODEL": SCRIPTED_MODEL, "TURNKEEPER_TOOLS": str(TOOLS), FOLDER_VARIABLE: str(cluster.folder)}
+    )
+    return load_settings()
+
+
+def _leave_with_the_terminal() -> None:
+    """A closed terminal ends it in order, as SIGTERM does, and with it the embedded Redis. Until the worker has taken
+    over SIGTERM, there is nothing to hand back."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+
+
+async def _running_worker(settings: Settings) -> WorkerInfo | None:
+    """One that serves all our queues, if there is any. A Redis that is away is for the worker to start or to name."""
+    client = connect_async(settings.effective_redis_url)
+    try:
+        workers = await alive_workers(client)
+    except QueueUnavailable:
+        return None
+    finally:
+        await client.aclose()
+    return next((w for w in workers if not w.gone and all(w.serves(queue) for queue in settings.slots)), None)
+
+
+def _tell_where(settings: Settings, out: Output) -> None:
+    redis = f"embedded, {settings.effective_redis_url}" if settings.embedded_redis else "REDIS_URL"
     store = {"sqlite": str(settings.sqlite_path), "postgres": "DATABASE_URL", "supabase": "SUPABASE_URL"}
     out.note(f"Redis   {redis}")
     out.note(f"Store   {settings.store_kind}, {store[settings.store_kind]}")
     out.note(f"Model   {settings.model or 'none: set TURNKEEPER_MODEL, or ask with --model'}")
     out.note(f"Tools   {settings.tools or 'built in: shell and read_file; set TURNKEEPER_TOOLS for others'}")
     out.note(f"Queues  {', '.join(f'{queue}={slots}' for queue, slots in settings.slots.items())}")
-    out.note("Ask     turnkeeper ask 'What runs on this machine?'   (in another terminal; Ctrl+C here stops)", "bold")
 
 
 def run_worker(queues: Sequence[str], *, burst: bool) -> int:

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from datetime import UTC, datetime
 
 from scripts.desk import FAILED, guarded
 from scripts.render import Output
-from scripts.workers import WorkerInfo, alive_workers
+from scripts.workers import alive_workers
 from shared.queues import connect_async
 from shared.settings import Settings, load_settings
 
@@ -27,7 +26,7 @@ async def _look(settings: Settings, within_seconds: float, out: Output) -> int:
     finally:
         await client.aclose()
     host = socket.gethostname()
-    ages = {worker.name: _age_seconds(worker) for worker in workers if worker.hostname == host}
+    ages = {worker.name: worker.silent_seconds for worker in workers if worker.hostname == host}
     name = min(ages, key=ages.__getitem__, default=None)
     alive = name is not None and ages[name] <= within_seconds
     age = round(ages[name], 1) if name is not None else None
@@ -35,8 +34,3 @@ async def _look(settings: Settings, within_seconds: float, out: Output) -> int:
     row = {"alive": alive, "worker": name, "heartbeat_age_seconds": age, "hostname": host}
     out.row(row, text=f"{'alive' if alive else 'not alive'}: on {host} {heard}")
     return 0 if alive else FAILED
-
-
-def _age_seconds(worker: WorkerInfo) -> float:
-    """Since its last heartbeat, by the clock of this host, which is the worker's."""
-    return (datetime.now(UTC) - datetime.fromisoformat(worker.last_heartbeat)).total_seconds()

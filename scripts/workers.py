@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from shared.queues import RQ_PREFIX, redis_errors
@@ -10,6 +13,7 @@ from shared.queues import RQ_PREFIX, redis_errors
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+_SILENT_SECONDS = 20.0  # four heartbeats
 _FIELDS = ("queues", "hostname", "pid", "state", "last_heartbeat")
 
 
@@ -23,6 +27,29 @@ class WorkerInfo:
     pid: str
     state: str
     last_heartbeat: str
+
+    def runs_here(self) -> bool:
+        """It is a process of this machine that has not ended; a killed one stays registered for a minute."""
+        if self.hostname != socket.gethostname():
+            return False
+        try:
+            os.kill(int(self.pid), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # another user's
+            return True
+        return True
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since its last heartbeat, by the clock of this host."""
+        return (datetime.now(UTC) - datetime.fromisoformat(self.last_heartbeat)).total_seconds()
+
+    @property
+    def gone(self) -> bool:
+        """It is still registered, and will never work again as far as that can be seen from here."""
+        here = self.hostname == socket.gethostname()
+        return not self.runs_here() if here else self.silent_seconds > _SILENT_SECONDS
 
     def serves(self, queue: str) -> bool:
         return queue in self.queues
@@ -43,6 +70,12 @@ async def alive_workers(client: Redis) -> list[WorkerInfo]:
             name = key.partition(":worker:")[2]
             found.append(WorkerInfo(name, tuple(queues.split(",")), hostname, pid, state, beat))
     return found
+
+
+async def tell_to_leave(client: Redis, worker: WorkerInfo) -> None:
+    """RQ's ``shutdown`` command, which a worker takes as its first SIGTERM."""
+    with redis_errors("telling a worker to leave"):
+        await client.publish(f"{RQ_PREFIX}:pubsub:{worker.name}", '{"command": "shutdown"}')
 
 
 def _text(value: bytes | str | None) -> str:

@@ -40,6 +40,11 @@ class EmbeddedRedis:
     def owner(self) -> bool:
         return self._lock is not None
 
+    @property
+    def pid(self) -> int | None:
+        """The server's process; None where this process did not start it."""
+        return self._process.pid if self._process is not None else None
+
     @classmethod
     def start(cls, settings: Settings) -> Self:
         """Start the server of this home, or attach to the one that runs.

@@ -29,6 +29,7 @@
     │   ├── ApprovalStale         the calls that a decision is about are not waiting any more
     │   ├── AccountBudget         the account has spent what it may in a day
     │   ├── StepLimit             ``max_steps`` model calls did not lead to an answer
+    │   ├── TurnBudget            the turn has used its tokens or its money
     │   └── TurnTimeout           the turn's or the job's time is over
     └── ToolError                 a tool failed; becomes the call's result
 
@@ -176,6 +177,11 @@ class AccountBudget(TurnFailed):
 
 class StepLimit(TurnFailed):
     code = "step_limit"
+    retryable = True
+
+
+class TurnBudget(TurnFailed):
+    code = "turn_budget"
     retryable = True
 
 

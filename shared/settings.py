@@ -75,6 +75,12 @@ class Settings(BaseSettings):
     max_crashes: int = Field(4, ge=1, description="Crashes without progress before a turn ends with an error")
     tool_threads: int = Field(32, ge=1, description="Threads for tools that are plain functions")
 
+    # Limits
+    turn_tokens: int | None = Field(None, ge=1, description="Tokens of one turn, prompt and completion; off when unset")
+    turn_cost_usd: float | None = Field(None, gt=0, description="Cost of one turn; off when unset")
+    account_turns: int | None = Field(None, ge=1, description="Turns of one account at once, over all workers")
+    account_cost_usd: float | None = Field(None, gt=0, description="Cost of one account in a day (UTC)")
+
     # The publisher
     batch_events: int = Field(64, ge=1, description="Events in a batch, at most")
     batch_bytes: int = Field(256_000, ge=1_000, description="Size of a batch, at most (one event may be larger)")

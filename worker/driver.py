@@ -174,7 +174,8 @@ def _conversation_of(job: TurnJob) -> str:
 
 def _not_claimed(claimed: NotClaimed, conversation_id: str, own: dict[str, Any]) -> dict[str, Any]:
     """The result of a job that found nothing to run: somebody else runs the turn, or it had ended before."""
-    result: dict[str, Any] = {"conversation_id": conversation_id, "reason": claimed.reason, **own}
+    reason = claimed.wait_reason or claimed.reason
+    result: dict[str, Any] = {"conversation_id": conversation_id, "reason": reason, **own}
     if claimed.submitted is not None:
         result.update(turn=claimed.submitted.turn, status=claimed.submitted.status)
     elif claimed.ended:

@@ -32,7 +32,7 @@ def wait_for(error: RateLimited, attempt: int) -> float | None:
 
 
 def resumed(claim: Claim) -> EventDraft:
-    why = "crash" if claim.turn["crashes"] else "handed_back"
+    why = "crash" if claim.taken_over == "crash" else "handed_back"
     data = {"why": why, "attempt": claim.lease.attempt, "crashes": claim.turn["crashes"]}
     return EventDraft(TURN_RESUMED, data)
 

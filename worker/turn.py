@@ -163,6 +163,8 @@ class TurnRunner:
                 lease_seconds=settings.lease_seconds,
                 max_crashes=settings.max_crashes,
                 record=record,
+                account_turns=settings.account_turns,
+                account_cost_usd=settings.account_cost_usd,
             )
             if isinstance(claimed, Claim):
                 faults.reach("after_claim")

@@ -11,10 +11,12 @@ from scripts.commands.options import Account, AsJson, Conversation
 if TYPE_CHECKING:
     from scripts.desk import Desk
 
+Status = Literal["pending", "running", "awaiting_approval", "completed", "failed", "stopped"]
+
 
 def conversations(
     account: Account = None,
-    status: Annotated[str | None, typer.Option(help="Only those with this status", show_default=False)] = None,
+    status: Annotated[Status | None, typer.Option(help="Only those with this status", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000)] = 50,
     before: Annotated[str | None, typer.Option(help="Page on: an updated_at", show_default=False)] = None,
     as_json: AsJson = False,
@@ -25,7 +27,9 @@ def conversations(
     async def work(desk: Desk) -> None:
         rows = await desk.store.conversations(account_id=account, status=status, limit=limit, before=before)
         columns = ("conversation_id", "status", "title", "user_id", "last_turn", "updated_at")
-        desk.out.rows(rows, columns, empty="No conversations yet. Try: turnkeeper ask 'What runs here?'")
+        chosen = account or status or before
+        empty = "No such conversations." if chosen else "No conversations yet. Try: turnkeeper ask 'What runs here?'"
+        desk.out.rows(rows, columns, empty=empty)
 
     at_desk(work, as_json)
 
@@ -79,6 +83,6 @@ def usage(
     async def work(desk: Desk) -> None:
         rows = await desk.store.usage(by=by, account_id=account)
         columns = list(rows[0]) if rows else []
-        desk.out.rows(rows, columns, empty="No turns yet.")
+        desk.out.rows(rows, columns, empty="No such turns." if account else "No turns yet.")
 
     at_desk(work, as_json)

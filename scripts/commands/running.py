@@ -19,11 +19,13 @@ def demo(
     raise typer.Exit(play(yes=yes, fast=fast))
 
 
-def up() -> None:
-    """Start everything that is not running yet: Redis, the store, one worker."""
+def up(
+    demo: Annotated[bool, typer.Option("--demo", help="With the demo's scripted model and its incident: no key")] = False,
+) -> None:
+    """Start everything that is not running yet: Redis, the store, one worker. (A second one: turnkeeper worker.)"""
     from scripts.up import up as start
 
-    raise typer.Exit(start())
+    raise typer.Exit(start(demo=demo))
 
 
 def worker(

@@ -50,6 +50,8 @@ def delete(conversation: Conversation, yes: Yes = False, as_json: AsJson = False
     from scripts.desk import at_desk, unknown_conversation
 
     identifier = str(conversation)
+    if not yes and as_json:
+        raise typer.BadParameter("nobody is asked with --json; add --yes", param_hint="--yes")
     if not yes:
         typer.confirm(f"Remove conversation {identifier} for good?", abort=True, err=True)
 

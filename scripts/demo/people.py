@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from scripts.render import Output
 from shared.errors import RequestInvalid
 
+_CTRL_D = "\x04"
 ASKS = "dana"
 DECIDES = "lee"
 
@@ -22,6 +23,10 @@ class Word:
     feedback: str | None = None
 
 
+class InputEnded(RequestInvalid):
+    """There is nobody to decide: the input has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Keyboard:
     """Asks for a decision, with the story's own as the default. ``yes``: takes the story's without asking."""
@@ -29,10 +34,14 @@ class Keyboard:
     out: Output
     yes: bool
 
+    @property
+    def terminal(self) -> bool:
+        return sys.stdin.isatty()
+
     async def decide(self, story: Word) -> Word:
         """A key press on a terminal, a line otherwise: ``a`` approves, ``d`` denies, Enter does as the story does.
 
-        Raises ``RequestInvalid`` when there is nobody to ask.
+        Raises ``InputEnded`` when there is nobody to ask.
         """
         if self.yes:
             self._tell(story)
@@ -54,7 +63,10 @@ class Keyboard:
 
     async def _feedback(self, story: Word) -> str | None:
         self.out.note(f"Why not? Enter for: {story.feedback or 'no reason'}", "yellow")
-        return await _read_line() or story.feedback
+        try:
+            return await _read_line() or story.feedback
+        except InputEnded:  # it is decided, only the reason is missing
+            return story.feedback
 
     def _tell(self, word: Word) -> None:
         what = "approves" if word.approved else "denies"
@@ -73,21 +85,25 @@ async def _read_key() -> str:
     before = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)  # Ctrl+C still interrupts
-        return (await _read_byte()).decode("ascii", "replace").lower()
+        key = (await _read_byte()).decode("ascii", "replace").lower()
+        if key == _CTRL_D:  # no key of its own in this mode
+            raise InputEnded("The input has ended.")
+        return key
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 async def _read_line() -> str:
-    """A line of the input, byte by byte: what is behind it stays for the next one."""
+    """A line of the input, byte by byte: what is behind it stays for the next one. The last line may lack its end."""
     line = bytearray()
-    while (byte := await _read_byte()) != b"\n":
+    while (byte := await _read_byte(expected=not line)) not in (b"\n", b""):
         line += byte
     return line.decode("utf-8", "replace").strip()
 
 
-async def _read_byte() -> bytes:
-    """The next byte. The loop goes on meanwhile, so that Ctrl+C and the worker's end are noticed."""
+async def _read_byte(*, expected: bool = True) -> bytes:
+    """The next byte; nothing at the end of the input, unless one is expected. The loop goes on meanwhile, so that
+    Ctrl+C and the worker's end are noticed."""
     descriptor, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     readable = asyncio.Event()
     try:
@@ -99,6 +115,6 @@ async def _read_byte() -> bytes:
     finally:
         loop.remove_reader(descriptor)
     byte = os.read(descriptor, 1)
-    if not byte:
-        raise RequestInvalid("The demo waits for a decision and its input has ended.", hint="Run it with --yes.")
+    if not byte and expected:
+        raise InputEnded("The demo waits for a decision and its input has ended.", hint="Run it with --yes.")
     return byte

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
+import signal
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +14,11 @@ from typing import Any
 from rich.columns import Columns
 from rich.rule import Rule
 
-from scripts.demo.people import ASKS, DECIDES, Keyboard, Word
-from scripts.demo.stage import Stage, open_stage
+from scripts.demo.people import ASKS, DECIDES, InputEnded, Keyboard, Word
+from scripts.demo.stage import NOT_OURS, Stage, open_stage
 from scripts.desk import FAILED, Desk, guarded, open_desk
 from scripts.inspection import stored_events
+from scripts.program import program
 from scripts.render import Output, table
 from scripts.turn_view import TurnView
 from shared.log import configure_logging
@@ -55,8 +58,22 @@ def play(*, yes: bool, fast: bool) -> int:
     """Play the demo; the exit status."""
     out = Output()
     configure_logging("error")
-
+    _end_in_order()
     return guarded(lambda: asyncio.run(_play(out, Keyboard(out, yes), fast=fast)))
+
+
+def _end_in_order() -> None:
+    """A terminal that is closed and a SIGTERM end the demo as Ctrl+C does; only the first of them counts, since two
+    come where a session ends."""
+
+    def interrupt(*_: object) -> None:
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, interrupt)
 
 
 async def _play(out: Output, keyboard: Keyboard, *, fast: bool) -> int:
@@ -84,7 +101,14 @@ async def _tell_story(desk: Desk, stage: Stage, keyboard: Keyboard) -> int:
     player = Player(desk, stage, keyboard)
     status = 0
     for chapter in _STORY:
-        status = await player.play(chapter)
+        try:
+            status = await player.play(chapter)
+        except InputEnded:  # Ctrl+D
+            if not keyboard.terminal:
+                raise
+            desk.out.note("\nThe demo ends here; what waits is closed.")
+            await desk.client.stop(player.conversation_id)
+            break
         if status:
             desk.out.note(f"The worker's log: {stage.worker.log}", "dim")
             break
@@ -170,4 +194,6 @@ async def _close(desk: Desk, stage: Stage, conversation_id: str) -> None:
 
 
 def _command(home: Path) -> str:
-    return f"TURNKEEPER_HOME={shlex.quote(str(home))} turnkeeper"
+    """Works as it is typed, also where the user's own services are set."""
+    others = "".join(f"{name}= " for name in NOT_OURS if os.environ.get(name))
+    return f"{others}TURNKEEPER_HOME={shlex.quote(str(home))} {program()}"

@@ -13,8 +13,11 @@ from typing import NoReturn
 
 from scripts.demo.cluster import FOLDER_VARIABLE, Cluster
 from scripts.demo.script import PAUSE_VARIABLE
+from scripts.demo.tether import Tether
+from scripts.workers import alive_workers, tell_to_leave
 from shared.embedded import EmbeddedRedis
 from shared.errors import ConfigurationError
+from shared.queues import connect_async
 from shared.settings import Settings, load_settings
 from shared.store import open_store
 
@@ -23,7 +26,8 @@ TOOLS = Path(__file__).parent / "tools.yaml"
 
 _WORD_SECONDS = 0.035  # pause between words, about as fast as one reads
 _STOP_SECONDS = 30.0  # for the worker to leave
-_NOT_OURS = ("REDIS_URL", "DATABASE_URL", "SUPABASE_URL", "SUPABASE_KEY")  # the demo touches nobody's services
+_LOOK_SECONDS = 0.1
+NOT_OURS = ("REDIS_URL", "DATABASE_URL", "SUPABASE_URL", "SUPABASE_KEY")  # the demo touches nobody's services
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,15 @@ async def open_stage(*, fast: bool) -> AsyncIterator[Stage]:
         home=home, redis_url=None, database_url=None, supabase_url=None, supabase_key=None, model=model, tools=TOOLS
     )
     async with AsyncExitStack() as stack:
-        redis = EmbeddedRedis.start(settings)
+        tether = stack.enter_context(Tether())
+        redis = await _own_redis(settings)
         stack.callback(redis.stop)
-        if not redis.owner:
-            raise ConfigurationError(f"Another demo, or a worker, is running in {home}.", hint="Wait for its end.")
+        if redis.pid is not None:
+            tether.tie(redis.pid)
         cluster = Cluster.fresh(home / "incident")
         await _stop_leftovers(settings)
         worker = await stack.enter_async_context(_worker(settings, cluster, fast=fast))
+        tether.tie(worker.process.pid)
         yield Stage(settings, cluster, worker, own.model if own.model != model else "")
 
 
@@ -81,6 +87,37 @@ def _lacks_key(model: str) -> bool:
     from worker.agent.model import missing_variables
 
     return any(name.endswith("_API_KEY") for name in missing_variables(model))
+
+
+async def _own_redis(settings: Settings) -> EmbeddedRedis:
+    """A server that this demo started. One that a killed demo left behind is ended first, with its worker."""
+    redis = EmbeddedRedis.start(settings)
+    if redis.owner and redis.pid is None:
+        try:
+            await _end_workers(redis.url)
+        finally:
+            redis.stop()
+        redis = EmbeddedRedis.start(settings)
+    if not redis.owner:
+        raise ConfigurationError(
+            f"Another demo, or a worker, is running in {settings.home}.", hint="Wait for its end."
+        )
+    return redis
+
+
+async def _end_workers(url: str) -> None:
+    """Tell the workers of this server to leave, and wait until they have."""
+    client = connect_async(url)
+    try:
+        for worker in await alive_workers(client):
+            await tell_to_leave(client, worker)
+        async with asyncio.timeout(_STOP_SECONDS):
+            while any(worker.runs_here() for worker in await alive_workers(client)):
+                await asyncio.sleep(_LOOK_SECONDS)
+    except TimeoutError:
+        raise ConfigurationError("The worker of an earlier demo does not end.", hint="End its process.") from None
+    finally:
+        await client.aclose()
 
 
 async def _stop_leftovers(settings: Settings) -> None:
@@ -98,7 +135,7 @@ async def _stop_leftovers(settings: Settings) -> None:
 @asynccontextmanager
 async def _worker(settings: Settings, cluster: Cluster, *, fast: bool) -> AsyncIterator[Worker]:
     """The product's worker, as a process of its own; its log goes to a file."""
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_OURS} | {
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_OURS} | {
         "TURNKEEPER_HOME": str(settings.home),
         "TURNKEEPER_MODEL": settings.model,
         "TURNKEEPER_TOOLS": str(TOOLS),

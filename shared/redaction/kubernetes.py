@@ -7,6 +7,7 @@ objects and lists, and the copy that ``kubectl apply`` leaves in an annotation.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +21,8 @@ _JSON_ENTRY: Final = re.compile(
     r"""\s{0,80},?\s{0,80}\\{0,3}"[\w.-]{1,253}\\{0,3}"\s{0,8}:\s{0,8}(?P<quote>\\{0,3}")(?P<value>[^"\\]*(?:\\[^"][^"\\]*)*)"""
 )
 _BLOCK_SCALAR: Final = re.compile(r"[|>][+-]?\d?[ \t]*(?:#.*)?")
+_BETWEEN: Final = 200  # characters, at most, between an object's data and its kind
+_NOTHING_ELSE: Final = re.compile(r"""[^:]*(?:immutable[\\"']*:[^:]*)?""")
 _EMPTY: Final = frozenset({"", '""', "''", "null", "~", "{}"})
 
 
@@ -44,11 +47,11 @@ def redact_secrets(text: str, marker: Callable[[str], str]) -> str:
 
 def _is_secret(kinds: list[tuple[int, str]], text: str, begin: int, end: int) -> bool:
     """The object's kind stands right behind its data, or else before it."""
-    following = next(((place, kind) for place, kind in kinds if place >= end), None)
-    if following is not None and ":" not in text[end : following[0]].replace("immutable", "", 1).replace(":", "", 1):
-        return following[1] == "Secret"
-    before = [kind for place, kind in kinds if place < begin]
-    return bool(before) and before[-1] == "Secret"
+    after = bisect_left(kinds, (end, ""))
+    if after < len(kinds) and kinds[after][0] - end < _BETWEEN and _NOTHING_ELSE.fullmatch(text, end, kinds[after][0]):
+        return kinds[after][1] == "Secret"
+    before = bisect_left(kinds, (begin, "")) - 1
+    return before >= 0 and kinds[before][1] == "Secret"
 
 
 def _yaml_values(text: str, block: re.Match[str]) -> tuple[list[tuple[int, int]], int]:

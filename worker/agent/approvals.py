@@ -19,6 +19,7 @@ from worker.agent.base import Toolbox
 from worker.agent.ledger import Call
 from worker.agent.run import Paused, Run
 from worker.agent.tools.arguments import parse_arguments
+from worker.agent.tools.rules import needs_prefix
 from worker.agent.visible import describe_call, make_visible
 
 
@@ -54,10 +55,12 @@ def pause_for(
         token = known["approval_token"] if known else secrets.token_urlsafe(32)
         expiry = known["expires_at"] if known else expires_at
         spec = toolbox.get(call.tool_name)
+        by_rule = spec is not None and spec.approval == "by_rule"
         entry.update(
             risk=call.risk,
             tool_description=spec.description if spec else "",
-            can_remember=spec is not None and spec.approval == "by_rule",
+            can_remember=by_rule,
+            remember_needs_prefix=by_rule and spec is not None and needs_prefix(spec),
             approval_token=token,
             expires_at=expiry,
         )

@@ -26,6 +26,7 @@ from worker.agent.redacted import RedactedArtifacts, redacted_result
 from worker.agent.run import Events, Guard, Run
 from worker.agent.tools.arguments import arguments_digest, parse_arguments
 from worker.agent.tools.results import fit_result, raw_of, summary_of
+from worker.agent.tools.rules import validate_rule
 from worker.agent.visible import make_visible
 
 log = structlog.get_logger(__name__)
@@ -173,6 +174,16 @@ class CallRunner:
                 log.warning("long_result_not_kept", tool=call.tool_name, error=error.code)
         return f"{text}\n{texts.cut_notice(artifact_id)}"
 
+    def _useless_rule(self, call: Call) -> str | None:
+        """Why the rule that came with the call's approval ("don't ask again") will never decide anything, or None."""
+        spec = self._toolbox.get(call.tool_name)
+        if spec is None or call.decided_turn != self._run.turn:
+            return None
+        for decision in self._run.request.get("tool_decisions") or ():
+            if decision["tool_call_id"] == call.tool_call_id and decision["approved"] and decision.get("remember"):
+                return validate_rule(spec, decision["remember"].get("prefix"))
+        return None
+
     def _shown(self, call: Call, arguments: Any) -> dict[str, Any]:
         turn, step, index = call.key or (None, None, None)
         return {
@@ -197,6 +208,8 @@ class CallRunner:
             ]
         data = self._shown(call, parse_arguments(call.arguments).value)
         data.update(status=state, duration_ms=duration_ms, message=message)
+        if problem := self._useless_rule(call):
+            data["rule_refused"] = problem
         changes: tuple[CallResult, ...] = ()
         if call.key is not None:
             turn, step, index = call.key

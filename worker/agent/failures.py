@@ -20,6 +20,9 @@ _TOO_LONG: Final = re.compile(
     r"|reduce the length|input is longer|token limit",
     re.IGNORECASE,
 )
+_NO_KEY: Final = re.compile(r"missing (credentials|.{0,30}api[ _]key)|api[_ ]key .{0,40}must be set", re.IGNORECASE)
+_BAD_KEY: Final = re.compile(r"'(ascii|latin-1)' codec can't encode")  # of the header that carries the key
+_KEY_HINT: Final = "Set the provider's API key in the worker's environment and start the worker again"
 _NO_QUOTA: Final = re.compile(r"insufficient_quota|exceeded your current quota|billing|credit balance", re.IGNORECASE)
 _DELAY: Final = re.compile(
     r"(?:retry_?delay\W+|(?:retry|try again) (?:in|after) )(\d+(?:\.\d+)?) ?(ms|s|m\b)?", re.IGNORECASE
@@ -45,10 +48,18 @@ def understand(raised: BaseException) -> Failure:
         return Failure(
             ContextTooLong(f"The messages do not fit the model's window: {words}", hint="Compact the history."), False
         )
+    if _NO_KEY.search(words):
+        first = words.splitlines()[0]
+        return Failure(
+            ModelRequestRejected(f"The worker has no key for the model: {first}", hint=f"{_KEY_HINT}."), False
+        )
+    if isinstance(cause, UnicodeEncodeError) or _BAD_KEY.search(words):
+        text = "The API key in the worker's environment holds characters that no key has, so nothing was asked."
+        return Failure(ModelRequestRejected(text, hint=f"{_KEY_HINT}."), False)
     if status == 429 or "RateLimitError" in names:
         return _rate_limited(cause, words)
     if status in (401, 403):
-        hint = "Set the provider's API key in the worker's environment, and check that it may use this model."
+        hint = f"{_KEY_HINT}, and check that it may use this model."
         return Failure(ModelRequestRejected(f"The provider refused the API key: {words}", hint=hint), False)
     if status == 404:
         hint = "Check TURNKEEPER_MODEL, or the request's model: it is a litellm name such as openai/gpt-4.1."

@@ -12,7 +12,7 @@ from typing import Any
 
 from shared import faults
 from shared.clean import clean
-from shared.errors import ApprovalStale, EmptyAnswer, ModelError, RequestInvalid, StepLimit
+from shared.errors import ApprovalStale, EmptyAnswer, ModelError, RequestInvalid, StepLimit, TurnBudget
 from shared.events import AI_MESSAGE, EventDraft
 from shared.history import open_calls, pair
 from shared.redaction import Redactor
@@ -106,6 +106,7 @@ class AgentLoop:
                 f"The model went on calling tools after {limit} steps; the last calls were not run.",
                 hint="Ask again with a narrower question, or raise TURNKEEPER_MAX_STEPS.",
             )
+        self._keep_to_budget()
         may_call = step < limit
         reply = await self._ask(step, may_call=may_call)
         ingested = ingest(reply, step=step, toolbox=self._toolbox, policy=self._policy, may_call=may_call)
@@ -140,6 +141,21 @@ class AgentLoop:
         self._events.emit(EventDraft(AI_MESSAGE, data, ingested.calls), soon=bool(ingested.calls))
         faults.reach("after_ai_message")
         run.messages.append(ingested.message)
+
+    def _keep_to_budget(self) -> None:
+        """Raises ``TurnBudget`` where another model call would begin above a limit of the turn."""
+        used, settings = self._run.totals, self._settings
+        tokens = used.prompt_tokens + used.completion_tokens
+        over = []
+        if settings.turn_tokens is not None and tokens >= settings.turn_tokens:
+            over.append(f"{tokens:,} of {settings.turn_tokens:,} tokens (TURNKEEPER_TURN_TOKENS)")
+        if settings.turn_cost_usd is not None and used.cost_usd >= settings.turn_cost_usd:
+            over.append(f"{used.cost_usd:.4f} of {settings.turn_cost_usd:.4f} US dollars (TURNKEEPER_TURN_COST_USD)")
+        if over:
+            raise TurnBudget(
+                f"The turn has used {' and '.join(over)}; the model was not asked again.",
+                hint="Ask again with a narrower question, or raise the limit.",
+            )
 
     async def _ask(self, step: int, *, may_call: bool, nudge: bool = False) -> ModelReply:
         run = self._run

@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import random
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 import structlog
 
-from shared.errors import ConfigurationError, ModelError, ModelUnavailable
+from shared.errors import ConfigurationError, ModelError, ModelRequestRejected, ModelUnavailable
 from shared.settings import Settings
 from worker.agent.assembly import Assembly
 from worker.agent.base import Delta, ModelReply, ModelRequest, Usage
@@ -39,6 +40,11 @@ _ENVIRONMENT: Final = {
     "AIOHTTP_CONNECTOR_LIMIT": _CONNECTIONS_PER_HOST,
     "AIOHTTP_CONNECTOR_LIMIT_PER_HOST": _CONNECTIONS_PER_HOST,
 }
+_NO_MODEL_HINT: Final = (
+    "Set TURNKEEPER_MODEL where the worker runs and start the worker again, or name a model in the request "
+    "(turnkeeper ask --model openai/gpt-4.1)."
+)
+_PLACEHOLDER: Final = re.compile(r"your|placeholder|changeme|example|<.*>|\.\.\.$|^(sk-)?x+$", re.IGNORECASE)
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
 
 log = structlog.get_logger(__name__)
@@ -93,6 +99,18 @@ def missing_variables(model: str) -> list[str]:
     return list(litellm.validate_environment(model=model)["missing_keys"])
 
 
+def doubtful_key(model: str) -> str | None:
+    """What is plainly wrong with the provider's key in the environment, in words that do not repeat it, or None."""
+    _, provider, *_ = import_litellm().get_llm_provider(model=model)
+    name = f"{provider.upper()}_API_KEY"
+    key = os.environ.get(name, "")
+    if not key.isascii():
+        return f"{name} holds characters outside ASCII, which no key has"
+    if key != key.strip():
+        return f"{name} begins or ends with white space"
+    return f"{name} looks like a placeholder" if _PLACEHOLDER.search(key) else None
+
+
 @dataclass(slots=True)
 class _Attempt:
     """One try of a call, for as long as it runs."""
@@ -120,6 +138,8 @@ class LitellmModel:
     async def complete(self, request: ModelRequest, on_delta: Callable[[Delta], None]) -> ModelReply:
         """See ``ChatModel.complete``. An answer that broke off within its tool calls after text was shown comes back
         with ``finish_reason`` "cut"; broken off within its text it is ``ModelUnavailable``."""
+        if not request.model:
+            raise ModelRequestRejected("No model is set; nothing was asked.", hint=_NO_MODEL_HINT)
         loop = asyncio.get_running_loop()
         deadline = min(loop.time() + self._timeout, request.deadline if request.deadline is not None else float("inf"))
         arguments = self._arguments(request)

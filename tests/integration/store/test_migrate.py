@@ -79,6 +79,16 @@ async def test_another_schema_name(name: str, empty_postgres_url: str, tmp_path:
         assert connection.execute(f'SELECT "{name}".health()'.encode()).fetchone() is not None
 
 
+def test_snapshots_are_packed_fast_or_not_at_all(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as connection:
+        found = connection.execute(
+            "SELECT attname, attcompression = 'l' OR attstorage = 'e' FROM pg_attribute "
+            "WHERE attrelid IN ('turnkeeper.conversation_events'::regclass, 'turnkeeper.conversation_turns'::regclass) "
+            "AND attname IN ('data', 'request')"
+        ).fetchall()
+    assert sorted(found) == [("data", True), ("request", True)]
+
+
 @pytest.fixture
 def no_supabase_roles(postgres_server: LocalPostgres) -> Iterator[None]:
     """As on a plain Postgres. Roles belong to the cluster, so they are renamed for a while."""

@@ -9,6 +9,8 @@ import orjson
 import pytest
 
 from shared.errors import ContextTooLong, ModelUnavailable, RateLimited
+from shared.requests import Ask, record_of
+from shared.store.base import Claim, NotClaimed
 from tests.integration.turn.conftest import Tools
 from tests.support.agent import Held, Lab, call, says, soon
 from worker import endings
@@ -104,6 +106,33 @@ async def test_a_wait_that_does_not_fit_is_an_error(lab: Lab, wait: float | None
     report = await lab.talk("Well?", RateLimited("Slow down.", retry_after_seconds=wait))
     assert (report.status, report.finish_reason) == ("failed", "rate_limited")
     await lab.check()
+
+
+@pytest.mark.parametrize("limit", [{"turn_tokens": 40}, {"turn_cost_usd": 0.5}])
+async def test_a_turn_that_has_used_its_budget_is_not_asked_on(lab: Lab, limit: dict[str, float]) -> None:
+    """What has run is kept; the turn may be retried, since a retry is a turn with a budget of its own."""
+    await lab.ask("Look.")
+    spent = says(None, call("look", pod="web"), usage=Usage(30, 10, 0, 0.5))
+    report = await lab.process([spent], **limit).run()
+    assert (report.status, report.finish_reason) == ("failed", "turn_budget")
+    assert await lab.states() == ["done"]
+    turn = await lab.turn(1)
+    assert turn["retryable"]
+    assert next(iter(limit)).upper() in turn["error"]["description"]
+    await lab.check()
+
+
+async def test_an_account_has_so_many_turns_at_once_and_the_others_say_what_they_wait_for(lab: Lab) -> None:
+    await lab.ask("Look.")
+    claimed, _ = await lab.process(account_turns=1).claim()
+    assert isinstance(claimed, Claim)
+    waiting = await lab.store.submit(record_of(Ask(ask="And I?")))
+    process = lab.process(account_turns=1)
+    blocked, _ = await process.turns.claim(waiting.conversation_id, None)
+    assert isinstance(blocked, NotClaimed)
+    assert (blocked.reason, blocked.wait_reason) == ("busy", "account_limit")
+    [row] = await lab.store.turns(waiting.conversation_id)
+    assert row["wait_reason"] == "account_limit"
 
 
 def test_a_provider_that_asks_for_no_wait_does_not_make_a_busy_loop() -> None:

@@ -85,10 +85,24 @@ def validate_rule(spec: ToolSpec, prefix: str | None) -> str | None:
     approve by rule take none, and the rule covers the tool as a whole."""
     if spec.approval != "by_rule":
         return f"{spec.name} does not approve by rule: its approval is {spec.approval!r}."
-    if spec.name != SHELL:
-        return None if prefix is None else f"A rule for {spec.name} covers the tool as a whole and takes no prefix."
+    if needs_prefix(spec):
+        return wrong_prefix(spec.name, prefix)
+    return None if prefix is None else unwanted_prefix(spec.name)
+
+
+def needs_prefix(spec: ToolSpec) -> bool:
+    """Whether a rule for this tool says which of its calls it covers."""
+    return spec.name == SHELL
+
+
+def unwanted_prefix(name: str) -> str:
+    return f"A rule for {name} covers the tool as a whole and takes no prefix."
+
+
+def wrong_prefix(name: str, prefix: str | None) -> str | None:
+    """What is wrong with the prefix of a rule that needs one, or None."""
     if prefix is None:
-        return "A rule for shell needs a prefix, such as 'kubectl get'."
+        return f"A rule for {name} needs a prefix, such as 'kubectl get'."
     words = plain_words(prefix)
     if words is None:
         return "The prefix must be the beginning of one plain command, without operators, expansions or globs."
@@ -113,7 +127,7 @@ def plain_words(command: str) -> list[str] | None:
 def _matches(spec: ToolSpec, arguments: dict[str, Any], prefix: str | None) -> bool:
     if validate_rule(spec, prefix) is not None:
         return False
-    if spec.name != SHELL:
+    if not needs_prefix(spec):
         return True
     command = arguments.get(COMMAND)
     words = plain_words(command) if isinstance(command, str) else None

@@ -16,6 +16,7 @@ from scripts.bench.kit.chaos.model import MODEL
 from scripts.bench.kit.chaos.rows import Query, postgres_query, sqlite_query
 from scripts.bench.kit.parts import environment_of
 from scripts.bench.kit.postgres import LocalPostgres, own_folder
+from scripts.bench.kit.postgrest import LocalPostgrest
 from shared.embedded import EmbeddedRedis
 from shared.settings import Settings, load_settings
 from shared.store.migrate import migrate
@@ -23,7 +24,7 @@ from shared.store.migrate import migrate
 TOOLS = 'python: ["scripts.bench.kit.chaos.tools"]'
 LOCK_SECONDS = 0.2  # to wait for SQLite's write lock; others wait too, and nobody queues
 PAUSED_LOCK_SECONDS = 1.0  # whoever holds it for so long does not run
-StoreName = Literal["sqlite", "postgres"]
+StoreName = Literal["sqlite", "postgres", "supabase"]
 CONNECTIONS = "max_connections=300"  # of Postgres: those of killed workers go a little later than they
 
 
@@ -35,9 +36,11 @@ class Installation:
 
     def environment(self, **more: str) -> dict[str, str]:
         """Of every process of the run: the ordinary worker, with the model and the tools of the run."""
-        tools = self.settings.home / "tools.yaml"
+        settings, tools = self.settings, self.settings.home / "tools.yaml"
         tools.write_text(TOOLS)
-        return environment_of(self.settings, TURNKEEPER_MODEL=MODEL, TURNKEEPER_TOOLS=str(tools), **more)
+        if settings.supabase_url is not None and settings.supabase_key is not None:
+            more |= {"SUPABASE_URL": settings.supabase_url, "SUPABASE_KEY": settings.supabase_key.get_secret_value()}
+        return environment_of(settings, TURNKEEPER_MODEL=MODEL, TURNKEEPER_TOOLS=str(tools), **more)
 
     def flush_redis(self) -> None:
         with Redis.from_url(self.settings.effective_redis_url) as client:
@@ -86,7 +89,7 @@ class OnSqlite(Installation):
 
 
 class OnPostgres(Installation):
-    """The server crashes (an immediate shutdown) and recovers from its log."""
+    """The server crashes (an immediate shutdown) and recovers from its log; so too behind PostgREST, which stays up."""
 
     def __init__(self, settings: Settings, server: LocalPostgres, url: str, away_seconds: float) -> None:
         super().__init__(settings, postgres_query(url, settings.schema_name), away_seconds)
@@ -107,15 +110,23 @@ def installed(store: StoreName, away_seconds: float) -> Iterator[tuple[Installat
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnkeeper-chaos-")))
         home.chmod(0o755)  # the server runs as another user
         own: dict[str, Any] = {"redis_url": None, "database_url": None, "supabase_url": None, "supabase_key": None}
-        if store == "postgres":
+        if store == "sqlite":
+            made: Installation = OnSqlite(load_settings(home=home, **own), away_seconds)
+            migrate(made.settings)
+        else:
             folder = home / "postgres"
             folder.mkdir()
             server = stack.enter_context(LocalPostgres(own_folder(folder), [CONNECTIONS]))
-            own["database_url"] = url = server.create("turnkeeper_chaos")
-            made: Installation = OnPostgres(load_settings(home=home, **own), server, url, away_seconds)
-        else:
-            made = OnSqlite(load_settings(home=home, **own), away_seconds)
+            url = server.create("turnkeeper_chaos")
+            own["database_url"] = url
+            settings = load_settings(home=home, **own)
+            migrate(settings)
+            if store == "supabase":
+                rest = LocalPostgrest(url, settings.schema_name)
+                stack.callback(rest.stop)
+                own |= {"database_url": None, "supabase_url": rest.url, "supabase_key": rest.key}
+                settings = load_settings(home=home, **own)
+            made = OnPostgres(settings, server, url, away_seconds)
         redis = EmbeddedRedis.start(made.settings)
         stack.callback(redis.stop)
-        migrate(made.settings)
         yield made, home

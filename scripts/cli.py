@@ -51,9 +51,12 @@ _UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer does no
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        print(f"turnkeeper {version('turnkeeper')}")
+        try:
+            print(f"turnkeeper {version('turnkeeper')}")
+        except PackageNotFoundError:
+            print("turnkeeper, from a folder of sources that is not installed")
         raise typer.Exit
 
 

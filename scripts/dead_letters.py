@@ -6,7 +6,7 @@ from typing import Any
 
 from scripts.desk import Desk
 from scripts.talk import submit
-from shared.errors import RequestInvalid
+from shared.errors import RequestInvalid, RequestTooLarge
 from shared.store.base import Row
 
 _FUNCTIONS = {"worker.jobs.ask": "ask", "worker.jobs.retry": "retry"}
@@ -14,8 +14,11 @@ _LOOKED_AT = 10_000  # letters
 
 
 def can_be_sent_again(letter: Row) -> bool:
-    """It holds a whole request of ours. Decisions do not: their tokens are not kept in letters."""
+    """It holds a whole request of ours, and one that is not wrong by itself. Decisions do not: their tokens are not
+    kept in letters."""
     payload = letter["payload"]
+    if letter["code"] in (RequestInvalid.code, RequestTooLarge.code):
+        return False
     return letter["function"] in _FUNCTIONS and isinstance(payload, dict) and "too_large_to_keep" not in payload
 
 
@@ -30,7 +33,8 @@ async def requeue(desk: Desk, letter_id: int) -> None:
         raise _no_letter(letter_id)
     if not can_be_sent_again(letter):
         raise RequestInvalid(
-            f"Dead letter {letter_id} cannot be sent again from here: {letter['function'] or 'an unknown job'}.",
+            f"Dead letter {letter_id} cannot be sent again as it is: {letter['function'] or 'an unknown job'}: "
+            f"{letter['description']}",
             hint=f"Send it again from where it came from; turnkeeper requeue {letter_id} --discard removes it.",
         )
     fields: dict[str, Any] = {"request_id": letter["job_id"], "queue": letter["queue"], **letter["payload"]}

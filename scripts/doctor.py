@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scripts.dead_letters import can_be_sent_again
 from scripts.desk import guarded
-from scripts.render import Output, print_json
+from scripts.render import Output, counted, print_json
 from scripts.workers import alive_workers
 from shared.errors import SchemaOutdated, TurnkeeperError
 from shared.log import configure_logging
@@ -155,6 +155,9 @@ def _eviction(info: dict[str, Any]) -> Finding:
 
 async def _store(patient: Patient) -> list[Finding]:
     settings = patient.settings
+    if settings.store_kind == "sqlite" and not settings.sqlite_path.exists():
+        hint = "turnkeeper up makes it, and so does the first question."
+        return [Finding("store", "warn", f"there is no {settings.sqlite_path} yet", hint)]
     store = open_store(settings)
     try:
         await store.open()
@@ -194,9 +197,11 @@ async def _model(patient: Patient) -> list[Finding]:
     if not model:
         hint = "Set TURNKEEPER_MODEL to a litellm name; until then every request has to name a model."
         return [Finding("model", "warn", "none set", hint)]
-    from worker.agent.model import missing_variables
+    from worker.agent.model import doubtful_key, missing_variables
 
     missing = await asyncio.to_thread(missing_variables, model)
+    if not missing and (doubt := await asyncio.to_thread(doubtful_key, model)):
+        return [Finding("model", "fail", f"{model}: {doubt}", "Set the real one here and for every worker.")]
     if not missing:
         return [Finding("model", "ok", f"{model}: nothing is missing")]
     names = ", ".join(missing)
@@ -216,7 +221,7 @@ async def _tools(patient: Patient) -> list[Finding]:
         await toolbox.close()
     gated = sum(1 for spec in specs if spec.approval != "never")
     where = f"from {patient.settings.tools}" if patient.settings.tools else "built in; TURNKEEPER_TOOLS is not set"
-    found = [Finding("tools", "ok", f"{len(specs)} ({gated} may need approval), {where}")]
+    found = [Finding("tools", "ok", f"{counted(len(specs), 'tool')}, {gated} of them may need approval, {where}")]
     hint = "Workers connect again by themselves; until then these tools are missing."
     return found + [Finding("tools", "fail", problem, hint) for problem in problems]
 
@@ -224,19 +229,23 @@ async def _tools(patient: Patient) -> list[Finding]:
 async def _workers(patient: Patient) -> list[Finding]:
     if patient.redis is None:
         return [Finding("workers", "warn", "unknown: Redis does not answer")]
-    workers = await alive_workers(patient.redis)
+    workers = [worker for worker in await alive_workers(patient.redis) if not worker.gone]
     depths = await queue_depths(patient.redis, patient.settings.slots)
     findings = []
     if not workers:
-        findings.append(Finding("workers", "warn", "none", "Start one with: turnkeeper worker (or turnkeeper up)"))
+        hint = _UP if patient.settings.embedded_redis else "Start one with: turnkeeper worker"
+        findings.append(Finding("workers", "warn", "none", hint))
     for worker in workers:
         findings.append(Finding("workers", "ok", f"{worker.name} {worker.state} on {', '.join(worker.queues)}"))
     for queue, depth in depths.items():
         served = any(worker.serves(queue) for worker in workers)
         status: Status = "warn" if depth and not served else "ok"
         slots = patient.settings.slots[queue]
-        hint = f"No worker takes from it: turnkeeper worker --queue {queue}={slots}" if status == "warn" else ""
-        findings.append(Finding("queue", status, f"{queue}: {depth} waiting, {slots} slots a worker", hint))
+        hint = ""
+        if status == "warn":
+            start = f"turnkeeper worker --queue {queue}={slots}" if workers else _UP.rpartition(": ")[2]
+            hint = f"No worker takes from it: {start}"
+        findings.append(Finding("queue", status, f"{queue}: {depth} waiting, {counted(slots, 'slot')} a worker", hint))
     return findings
 
 

@@ -26,7 +26,8 @@ _NOBODY = (
     "turnkeeper: nobody works on it: no worker takes from the queue {queue!r}. It is recorded and waits.\n"
     "Start a worker in another terminal with: turnkeeper up (Ctrl+C here loses nothing)"
 )
-_STARTING_SECONDS = 8.0  # a worker imports its model library first
+_STARTING_SECONDS = 15.0  # a worker imports its model library first
+_AWAY_SECONDS = 3.0  # the same for the embedded Redis
 _LOOK_SECONDS = 0.5
 _TOOK_EFFECT = frozenset({"approved", "denied", "result_recorded"})
 _VERDICTS = {
@@ -126,19 +127,23 @@ async def _last_seq(desk: Desk, conversation_id: Any) -> int:
 
 
 async def _tell_if_nobody_works(desk: Desk, queue: str) -> None:
-    """Say so at once where no worker can be coming; where Redis runs without any, one may be starting."""
-    redis = connect_async(desk.settings.effective_redis_url)
-    until = asyncio.get_running_loop().time() + _STARTING_SECONDS
+    """Say so, at once where workers run that leave this queue alone; else after a while, as one may be starting."""
+    redis, clock = connect_async(desk.settings.effective_redis_url), asyncio.get_running_loop().time
+    began = clock()
     try:
-        while not (workers := await _workers(redis)) and asyncio.get_running_loop().time() < until:
+        while not (workers := await _workers(redis)):
+            if clock() - began > (_STARTING_SECONDS if workers is not None else _AWAY_SECONDS):
+                break
             await asyncio.sleep(_LOOK_SECONDS)
-    except QueueUnavailable:
-        workers = []
     finally:
         await redis.aclose()
-    if not any(worker.serves(queue) for worker in workers):
+    if not any(worker.serves(queue) for worker in workers or ()):
         print(_NOBODY.format(queue=queue), file=sys.stderr, flush=True)
 
 
-async def _workers(redis: Redis) -> list[WorkerInfo]:
-    return [worker for worker in await alive_workers(redis) if not worker.gone]
+async def _workers(redis: Redis) -> list[WorkerInfo] | None:
+    """None: Redis is away."""
+    try:
+        return [worker for worker in await alive_workers(redis) if not worker.gone]
+    except QueueUnavailable:
+        return None

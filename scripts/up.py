@@ -45,9 +45,8 @@ def _up(*, demo: bool) -> int:
         )
     if demo:
         settings = _with_the_demo(settings)
-    _tell_where(settings, out)
+    _tell_where(settings, running, out)
     if running is not None:
-        out.note(f"Worker  {running.name} runs already, so none was started. One more: {program()} worker")
         return 0
     if demo:
         out.note("Demo    a scripted model and an incident to play with; no API key is used, nothing real is touched")
@@ -59,7 +58,7 @@ def _up(*, demo: bool) -> int:
 
 
 def _with_the_demo(settings: Settings) -> Settings:
-    """The demo's model, tools and a fresh incident; in the environment, so that processes of the worker see them too."""
+    """The demo's model, tools and a fresh incident; in the environment, so that the worker's processes see them too."""
     cluster = Cluster.fresh(settings.home / "incident")
     os.environ.update(
         {"TURNKEEPER_MODEL": SCRIPTED_MODEL, "TURNKEEPER_TOOLS": str(TOOLS), FOLDER_VARIABLE: str(cluster.folder)}
@@ -87,11 +86,14 @@ async def _running_worker(settings: Settings) -> WorkerInfo | None:
     return next((w for w in workers if not w.gone and all(w.serves(queue) for queue in settings.slots)), None)
 
 
-def _tell_where(settings: Settings, out: Output) -> None:
+def _tell_where(settings: Settings, running: WorkerInfo | None, out: Output) -> None:
     redis = f"embedded, {settings.effective_redis_url}" if settings.embedded_redis else "REDIS_URL"
     store = {"sqlite": str(settings.sqlite_path), "postgres": "DATABASE_URL", "supabase": "SUPABASE_URL"}
     out.note(f"Redis   {redis}")
     out.note(f"Store   {settings.store_kind}, {store[settings.store_kind]}")
+    if running:
+        out.note(f"Worker  {running.name} runs already, so none was started. One more: {program()} worker")
+        return
     out.note(f"Model   {settings.model or 'none: set TURNKEEPER_MODEL, or ask with --model'}")
     out.note(f"Tools   {settings.tools or 'built in: shell and read_file; set TURNKEEPER_TOOLS for others'}")
     out.note(f"Queues  {', '.join(f'{queue}={slots}' for queue, slots in settings.slots.items())}")

@@ -49,6 +49,8 @@ class TurnkeeperError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, description: str, *, hint: str = "", **details: Any) -> None:
+        if description.endswith("..") and not description.endswith("..."):
+            description = description[:-1]  # it ends with words of others, which ended a sentence themselves
         super().__init__(description)
         self.description = description
         self.hint = hint

@@ -146,7 +146,7 @@ class Ringer:
             return await self._redis.get(EPOCH_KEY) is None
 
     async def set_epoch(self) -> None:
-        """Everything that is due has been rung. Raises ``QueueUnavailable``."""
+        """The store knows that everything has to be rung for again. Raises ``QueueUnavailable``."""
         with redis_errors("setting the epoch key"):
             await self._redis.set(EPOCH_KEY, datetime.now(UTC).isoformat(), nx=True)
 

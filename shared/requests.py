@@ -303,7 +303,7 @@ def record_of(
         document["target_id"] = request.target.target_id
     artifacts: list[Artifact] = []
     if isinstance(request, Ask):
-        document["title"] = re.sub(r"\s+", " ", document["ask"]).strip()[:TITLE_CHARACTERS].strip()
+        document["title"] = _title(document["ask"])
         if request.images:
             document["images"] = [_store_image(i, document["conversation_id"], artifacts) for i in request.images]
     size = len(orjson.dumps(document))
@@ -314,6 +314,15 @@ def record_of(
         )
     document["digest"] = _digest(document)
     return RequestRecord(document, tuple(artifacts))
+
+
+def _title(ask: str) -> str:
+    """The question's beginning, up to the end of a word."""
+    text = re.sub(r"\s+", " ", ask).strip()
+    if len(text) <= TITLE_CHARACTERS:
+        return text
+    whole, _, broken = text[:TITLE_CHARACTERS].rpartition(" ")
+    return f"{whole or broken[:-1]}…"
 
 
 def _redact(document: dict[str, Any], redactor: Redactor) -> None:

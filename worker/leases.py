@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from shared.errors import StoreError
-from shared.store.base import Lease, Store
+from shared.store.base import Lease, Renewed, Store
 
 STALLED_SECONDS: Final = 60.0
 TICKS_PER_STALL: Final = 60
@@ -115,8 +115,9 @@ class LeaseKeeper:
                         if not opened:
                             await store.open()
                             opened = True
-                        await self._renew(store, held)
-                    tries = RENEWALS_PER_LEASE
+                        renewed = await self._renew(store, held)
+                    if not renewed.skipped:  # else again soon
+                        tries = RENEWALS_PER_LEASE
                 except (StoreError, TimeoutError) as error:
                     log.warning("leases_not_renewed", error=type(error).__name__, held=len(held))
                 except Exception:  # a bug must not end the thread: nothing would be renewed any more
@@ -129,16 +130,18 @@ class LeaseKeeper:
         """Wait without holding up this thread's loop, on which a store's connection pool has tasks of its own."""
         return await asyncio.to_thread(self._closing.wait, seconds)
 
-    async def _renew(self, store: Store, held: list[HeldLease]) -> None:
+    async def _renew(self, store: Store, held: list[HeldLease]) -> Renewed:
         sent_at = lease_clock()
         renewed = await store.renew([h.lease.token for h in held], self._lease_seconds)
         for lease in held:
             if lease.lease.token in renewed.lost:
                 self._call(lease.on_lost)
                 continue
-            lease.renewed_at = sent_at
+            if lease.lease.token not in renewed.skipped:
+                lease.renewed_at = sent_at
             if lease.lease.token in renewed.stopped:
                 self._call(lease.on_stopped)
+        return renewed
 
     def _call(self, callback: Callable[[], None]) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -13,7 +13,6 @@ from shared.store.base import Ring, Store
 log = structlog.get_logger(__name__)
 
 LIMIT = 100  # conversations a round; a full round is followed by the next at once
-LIMIT_OF_EVERYTHING = 10_000  # a round after Redis was emptied; beyond it, what is unfinished is due within a minute
 
 
 class Reaper:
@@ -46,17 +45,14 @@ class Reaper:
                 await asyncio.sleep(self._interval_seconds)
 
     async def once(self) -> bool:
-        """One round; True when there may be more to ring for. Ringing for everything is one round and no more: it does
-        not look at the back-off, so a second would ring for the same conversations again. What Redis did not take (a
-        full one refuses) is owed: the store counts it as rung, and would tell of it again only after its back-off."""
-        lost_memory = await self._ringer.epoch_missing()
-        limit = LIMIT_OF_EVERYTHING if lost_memory else LIMIT
-        if lost_memory or not self._owed:
-            self._owed = await self._store.reap(limit=limit, everything=lost_memory)
+        """One round; True when there may be more to ring for. What Redis did not take (a full one refuses) is owed: the
+        store counts it as rung, and would tell of it again only after its back-off."""
+        if await self._ringer.epoch_missing():
+            await self._store.reap(everything=True)  # is due now, and comes page by page
+            await self._ringer.set_epoch()
+        self._owed = self._owed or await self._store.reap(limit=LIMIT)
         rings = self._owed
         if rings:
             await self._ringer.ring(rings)
         self._owed = []
-        if lost_memory:
-            await self._ringer.set_epoch()
-        return len(rings) == limit
+        return len(rings) == LIMIT

@@ -7,11 +7,13 @@ Exit status 1 when one is violated. ``docs/chaos.md`` says what is done, what is
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -56,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pickup-limit", type=float, default=15.0, help="seconds from SIGKILL to pick-up, at most")
     parser.add_argument("--store", choices=get_args(StoreName), default="sqlite")
     parser.add_argument("--seed", type=int, default=1, help="of the plan and of the storm")
-    parser.add_argument("--keep", type=Path, help="a folder to copy journals and logs to")
+    parser.add_argument("--keep", type=Path, help="a folder to copy tables, journals and logs to")
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -84,9 +86,11 @@ def _run(
         people.wait()
         interruptions = watch.close()
         fleet.close(installation.settings.hard_deadline_seconds)
+    tables = Tables.read(installation.query)
+    (folder / "tables.json").write_text(json.dumps(asdict(tables), default=str))
     findings = check(
         Left(
-            Tables.read(installation.query),
+            tables,
             read_journal(folder / "people.journal"),
             read_journal(folder / "work.journal"),
             storm.record.flushed_at,
@@ -134,7 +138,7 @@ def _until_quiet(watch: Watch) -> None:
 
 def _keep(folder: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    for path in [*folder.glob("*.journal"), folder / "plan.json", *folder.glob("turnkeeper.db*")]:
+    for path in [*folder.glob("*.journal"), folder / "plan.json", folder / "tables.json"]:
         if path.exists():
             shutil.copy2(path, target)
     shutil.copytree(folder / "logs", target / "logs", dirs_exist_ok=True)

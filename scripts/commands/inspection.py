@@ -18,7 +18,9 @@ def conversations(
     account: Account = None,
     status: Annotated[Status | None, typer.Option(help="Only those with this status", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000)] = 50,
-    before: Annotated[str | None, typer.Option(help="Page on: an updated_at", show_default=False)] = None,
+    before: Annotated[
+        str | None, typer.Option(help="Page on: updated_at,conversation_id of the last row", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List conversations, newest activity first."""

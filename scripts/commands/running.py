@@ -20,7 +20,9 @@ def demo(
 
 
 def up(
-    demo: Annotated[bool, typer.Option("--demo", help="With the demo's scripted model and its incident: no key")] = False,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="With the demo's scripted model and its incident: no key")
+    ] = False,
 ) -> None:
     """Start everything that is not running yet: Redis, the store, one worker. (A second one: turnkeeper worker.)"""
     from scripts.up import up as start

@@ -99,9 +99,7 @@ async def _own_redis(settings: Settings) -> EmbeddedRedis:
             redis.stop()
         redis = EmbeddedRedis.start(settings)
     if not redis.owner:
-        raise ConfigurationError(
-            f"Another demo, or a worker, is running in {settings.home}.", hint="Wait for its end."
-        )
+        raise ConfigurationError(f"Another demo, or a worker, is running in {settings.home}.", hint="Wait for its end.")
     return redis
 
 
@@ -112,7 +110,9 @@ async def _end_workers(url: str) -> None:
         for worker in await alive_workers(client):
             await tell_to_leave(client, worker)
         async with asyncio.timeout(_STOP_SECONDS):
-            while any(worker.runs_here() for worker in await alive_workers(client)):
+            while True:
+                if not any(worker.runs_here() for worker in await alive_workers(client)):
+                    return
                 await asyncio.sleep(_LOOK_SECONDS)
     except TimeoutError:
         raise ConfigurationError("The worker of an earlier demo does not end.", hint="End its process.") from None

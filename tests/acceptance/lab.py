@@ -38,7 +38,7 @@ FAST = {
     "TURNKEEPER_DATABASE_POOL_SIZE": "2",
 }
 HEIR = "heir"  # the queue of whoever takes turns over
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 _OURS = ("TURNKEEPER_", "REDIS_", "DATABASE_", "SUPABASE_")
 

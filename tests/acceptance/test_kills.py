@@ -56,13 +56,12 @@ DEATHS: dict[str, Any] = {
     "eager after_flush:3": (ONCE, None),
     "eager before_flush:4": (ONCE, None),
     "eager after_flush:4": (ONCE, None),
-    # twice: the one who took it over dies too
+    # twice: the one who took it over dies too; without an answer stored in between, the third attempt runs alone
     "after_claim then after_claim": (ONCE, ONCE),
-    "after_executing then before_model": (LOST, ONCE),
+    "after_executing then after_executing": (LOST, LOST),
     "after_tool then after_flush": (DONE_LATE, None),
-    "after_model then after_ai_message": (None, ONCE),
+    "after_model then after_tool:2": (None, None),
     "after_executing:2 then before_end": (ONCE, LOST),
-    "before_end then before_model": (ONCE, None),
     # not a death: an answer of the store is lost on its way
     "after_claim=drop": (ONCE, ONCE),
     "after_flush=drop,after_flush:3=drop,after_end=drop": (ONCE, ONCE),

@@ -56,7 +56,8 @@ def _left() -> Left:
         {"kind": "seen", "conversation": ID, "events": [[e["seq"], 1, e["event"]] for e in events]},
     ]
     effect = {
-        "kind": "effect", "conversation": ID, "call": [1, 1, 0], "key": "k", "what": "w", "receipt": "r1", "pid": 7,
+        "kind": "effect", "tool": "restart", "conversation": ID, "call": [1, 1, 0], "key": "k", "what": "w",
+        "receipt": "r1", "pid": 7,
     }  # fmt: skip
     work = [
         {"kind": "asked", "conversation": ID, "ask": 1, "answer": 1, "at": 100.5, "pid": 7},

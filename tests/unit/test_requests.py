@@ -227,7 +227,9 @@ def test_targets_of_the_same_place_share_an_id() -> None:
 
 
 def test_only_the_start_of_a_long_question_is_the_title() -> None:
-    assert recorded(ask="word " * 100).document["title"] == ("word " * 16).strip()[:80]
+    assert recorded(ask="word " * 100).document["title"] == ("word " * 16).strip() + "…"
+    assert recorded(ask="x" * 81).document["title"] == "x" * 79 + "…"
+    assert recorded(ask="x" * 80).document["title"] == "x" * 80
 
 
 @pytest.mark.parametrize("url", ["artifact:mine;image/png", "file:///etc/passwd", "javascript:1", "data:text/html,x"])

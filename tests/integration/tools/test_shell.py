@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -152,3 +154,13 @@ def test_head_and_tail() -> None:
     small.write(b"abc")
     small.write(b"defgh")
     assert (small.text(), small.left_out) == ("abcdefgh", 0)
+
+
+async def test_a_command_that_wants_too_much_memory_does_not_get_it(tmp_path: Path) -> None:
+    hungry = f"{shlex.quote(sys.executable)} -c 'x = bytearray(512 * 1024 * 1024); print(len(x))'"
+    free = ShellTool(cwd=tmp_path, timeout_seconds=None, environment={}, memory_mb=None)
+    bound = ShellTool(cwd=tmp_path, timeout_seconds=None, environment={}, memory_mb=256)
+    assert (await free.run({"command": hungry}, tool_context(), 20)).status == "done"
+    refused = await bound.run({"command": hungry}, tool_context(), 20)
+    assert refused.status == "failed"
+    assert "MemoryError" in refused.content

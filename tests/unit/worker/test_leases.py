@@ -12,7 +12,7 @@ import pytest
 
 from shared.errors import StoreUnavailable
 from shared.store.base import Lease, Renewed
-from worker.leases import HeldLease, LeaseKeeper, lease_clock
+from worker.leases import RENEWALS_PER_LEASE, HeldLease, LeaseKeeper, lease_clock
 
 NOTHING = Renewed(frozenset(), frozenset())
 SECONDS = 0.15  # of a lease
@@ -99,6 +99,23 @@ async def test_nothing_held_is_no_call() -> None:
     await asyncio.sleep(SECONDS)
     await keeper.close()
     assert store.renewed == []
+
+
+async def test_what_the_store_could_not_look_at_is_not_renewed_and_tried_again_soon() -> None:
+    skipped, fine = Holder("skipped"), Holder("fine")
+    at = skipped.held.renewed_at
+    store = Leases(lambda _: Renewed(frozenset(), frozenset(), frozenset({"skipped"})))
+    keeper = keeper_of(store)
+    for holder in (skipped, fine):
+        keeper.hold(holder.held)
+    keeper.start()
+    await wait(skipped.lost)  # by its own clock
+    renewals = len(store.renewed)
+    await keeper.close()
+    assert skipped.held.renewed_at == at
+    assert fine.held.renewed_at > at
+    assert not fine.lost.is_set()
+    assert renewals > RENEWALS_PER_LEASE + 1, "more often than what is renewed"
 
 
 async def test_the_lost_and_the_stopped_hear_of_it_on_the_loop() -> None:

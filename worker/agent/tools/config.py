@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from shared.errors import ConfigurationError
 from shared.events import Risk
@@ -25,12 +27,17 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+Megabytes = Annotated[int, Field(ge=64)]
+MEMORY_MB = 4_096  # of each process of a command or server; null in the file: no limit
+
+
 class ShellOptions(_Section):
     """``cwd`` is relative to the file; ``env`` is added to ``PATH``, ``HOME``, ``LANG`` and ``TMPDIR``."""
 
     enabled: bool = True
     cwd: Path = Path()
     timeout_seconds: Seconds | None = None
+    memory_mb: Megabytes | None = MEMORY_MB
     env: dict[str, str] = Field(default_factory=dict, repr=False)
 
 
@@ -58,6 +65,7 @@ class McpServerOptions(_Section):
     args: tuple[str, ...] = Field((), repr=False)
     env: dict[str, str] = Field(default_factory=dict, repr=False)
     cwd: Path | None = None
+    memory_mb: Megabytes | None = MEMORY_MB
     url: str | None = Field(None, pattern=r"^https?://")
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
     allow: tuple[str, ...] | None = None
@@ -125,10 +133,33 @@ def read_tools_file(path: Path | None) -> ToolsFile:
         return ToolsFile.model_validate({**filled, "folder": path.parent})
     except ValidationError as error:
         wrong = "; ".join(
-            f"{'.'.join(str(part) for part in e['loc'])}: {e['msg'].removeprefix('Value error, ')}"
+            f"{'.'.join(str(part) for part in e['loc'])}: {_words(e)}"
             for e in error.errors(include_input=False, include_url=False)
         )
         raise ConfigurationError(f"{path}: {wrong}.") from None
+
+
+def _words(error: ErrorDetails) -> str:
+    """What pydantic found, as somebody who writes YAML would say it."""
+    match error["type"]:
+        case "extra_forbidden":
+            close = difflib.get_close_matches(str(error["loc"][-1]), _KEYS, 1)
+            return f"unknown key{f', did you mean {close[0]}' if close else ''}"
+        case "tuple_type":
+            return "expected a list"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return "expected keys and values"
+    return error["msg"].removeprefix("Value error, ")
+
+
+_KEYS: Final = sorted(
+    {
+        name
+        for section in (ToolsFile, ShellOptions, ReadFileOptions, McpServerOptions, ToolOptions)
+        for name in section.model_fields
+        if name != "folder"
+    }
+)
 
 
 def _filled(path: Path, value: Any, key: str) -> Any:

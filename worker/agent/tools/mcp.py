@@ -8,6 +8,8 @@ a process exits (its output ends), a server restarts (error -32600 "Session term
 from __future__ import annotations
 
 import asyncio
+import errno
+import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -38,7 +40,7 @@ from worker.agent.tools.config import McpServerOptions
 from worker.agent.tools.mcp_results import result_of_answer, spec_of
 from worker.agent.tools.mcp_transport import captured_stderr, noticing_end
 from worker.agent.tools.outcome import failed, given_up, interrupted
-from worker.agent.tools.process import clean_environment
+from worker.agent.tools.process import clean_environment, limited
 
 _FIRST_DELAY_SECONDS: Final = 0.2
 _LONGEST_DELAY_SECONDS: Final = 30.0
@@ -213,9 +215,13 @@ class McpServer:
             http = await stack.enter_async_context(httpx2.AsyncClient(headers=dict(options.headers), timeout=timeout))
             return streamable_http_client(options.url, http_client=http)
         errors = await stack.enter_async_context(captured_stderr(self._last_words))
+        program = options.command or ""
+        if shutil.which(program) is None:  # the shell that sets the limit would say so less clearly
+            raise FileNotFoundError(errno.ENOENT, "no such program", program)
+        command, *arguments = limited([program, *options.args], options.memory_mb)
         parameters = StdioServerParameters(
-            command=options.command or "",
-            args=list(options.args),
+            command=command,
+            args=arguments,
             env=clean_environment(options.env),
             cwd=self._folder / (options.cwd or Path()),
         )

@@ -28,6 +28,14 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(extra)
 
 
+def limited(argv: Sequence[str], memory_mb: int | None) -> list[str]:
+    """The command under a limit on the memory of each of its processes (``RLIMIT_DATA``: what they write to, not what
+    they map). The limit is set by a shell in the child, since code between fork and exec is not safe with threads."""
+    if memory_mb is None:
+        return list(argv)
+    return ["/bin/sh", "-c", f'ulimit -d {memory_mb * 1024} && exec "$@"', "sh", *argv]
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """``status``: the exit status, negative for a signal; None when time ran out. ``output``: stdout and stderr as

@@ -158,7 +158,12 @@ def load_toolbox(settings: Settings) -> ToolRegistry:
 def _shell(path: Path | None, file: ToolsFile) -> ShellTool:
     options = file.shell
     cwd = _folder(path, file, "shell.cwd", options.cwd)
-    return ShellTool(cwd=cwd, timeout_seconds=options.timeout_seconds, environment=options.env)
+    return ShellTool(
+        cwd=cwd,
+        timeout_seconds=options.timeout_seconds,
+        environment=options.env,
+        memory_mb=options.memory_mb,
+    )
 
 
 def _folder(path: Path | None, file: ToolsFile, key: str, folder: Path) -> Path:

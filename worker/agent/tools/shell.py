@@ -10,7 +10,7 @@ from typing import Any, Final
 from shared.clean import clean_text
 from worker.agent.base import ToolContext, ToolResult, ToolSpec
 from worker.agent.tools.outcome import given_up
-from worker.agent.tools.process import clean_environment, run_group
+from worker.agent.tools.process import clean_environment, limited, run_group
 from worker.agent.tools.rules import COMMAND, SHELL
 
 OUTPUT_BYTES: Final = 1_000_000  # of a command's output that are kept, head and tail
@@ -21,7 +21,15 @@ class ShellTool:
     """``command`` runs under bash, or sh where there is none. The result names the exit status; any other than 0 is a
     failure. Output above ``OUTPUT_BYTES`` loses its middle."""
 
-    def __init__(self, *, cwd: Path, timeout_seconds: float | None, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        *,
+        cwd: Path,
+        timeout_seconds: float | None,
+        environment: Mapping[str, str],
+        memory_mb: int | None = None,
+    ) -> None:
+        self._memory_mb = memory_mb
         self._cwd = cwd
         self._environment = dict(environment)
         self._shell = shutil.which("bash") or "/bin/sh"
@@ -46,7 +54,7 @@ class ShellTool:
     async def run(self, arguments: dict[str, Any], context: ToolContext, seconds: float) -> ToolResult:
         """Run ``arguments["command"]``; see ``Runner``."""
         ended = await run_group(
-            [self._shell, "-c", arguments[COMMAND]],
+            limited([self._shell, "-c", arguments[COMMAND]], self._memory_mb),
             environment=clean_environment(self._environment),
             cwd=self._cwd,
             seconds=max(seconds - _MARGIN_SECONDS, seconds / 2),

@@ -16,7 +16,7 @@ from rich.rule import Rule
 
 from scripts.demo.people import ASKS, DECIDES, InputEnded, Keyboard, Word
 from scripts.demo.stage import NOT_OURS, Stage, open_stage
-from scripts.desk import FAILED, Desk, guarded, open_desk
+from scripts.desk import FAILED, INTERRUPTED, Desk, guarded, open_desk
 from scripts.inspection import stored_events
 from scripts.program import program
 from scripts.render import Output, table
@@ -58,25 +58,28 @@ def play(*, yes: bool, fast: bool) -> int:
     """Play the demo; the exit status."""
     out = Output()
     configure_logging("error")
-    _end_in_order()
-    return guarded(lambda: asyncio.run(_play(out, Keyboard(out, yes), fast=fast)))
+
+    def run() -> int:
+        try:
+            return asyncio.run(_play(out, Keyboard(out, yes), fast=fast))
+        except asyncio.CancelledError:  # see _end_with_the_terminal
+            return INTERRUPTED
+
+    return guarded(run)
 
 
-def _end_in_order() -> None:
-    """A terminal that is closed and a SIGTERM end the demo as Ctrl+C does; only the first of them counts, since two
-    come where a session ends."""
-
-    def interrupt(*_: object) -> None:
-        for number in (signal.SIGHUP, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        os.kill(os.getpid(), signal.SIGINT)
-
+def _end_with_the_terminal() -> None:
+    """A terminal that is closed and a SIGTERM end the demo in order, as Ctrl+C does. Only the first of them counts,
+    since several come where a session ends."""
+    loop, story = asyncio.get_running_loop(), asyncio.current_task()
+    assert story is not None
     for number in (signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, interrupt)
+            loop.add_signal_handler(number, lambda: story.cancelling() or story.cancel())
 
 
 async def _play(out: Output, keyboard: Keyboard, *, fast: bool) -> int:
+    _end_with_the_terminal()
     out.note("Turnkeeper demo: one conversation, three questions, two decisions.", "bold")
     out.note("Starting Valkey, SQLite and a worker, on this machine and for nobody else …", "dim")
     async with open_stage(fast=fast) as stage:

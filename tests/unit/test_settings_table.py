@@ -35,6 +35,10 @@ def test_the_variables_are_those_that_are_read(monkeypatch: pytest.MonkeyPatch) 
                 "schema_name": "own",
                 "fault": "after_claim",
                 "health_port": "8080",
+                "turn_tokens": "7",
+                "turn_cost_usd": "7.5",
+                "account_turns": "7",
+                "account_cost_usd": "7.5",
             }.get(name, f"/own/{name}")
         if name == "database_url":
             continue  # excludes supabase_url

@@ -8,7 +8,6 @@ approval tokens replaced by their hashes.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
 import uuid
@@ -27,9 +26,12 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 TITLE_CHARACTERS = 80
 MAX_DEPTH = 64  # of nested objects and arrays; far below what JSON encoders and databases give up at
+MAX_IDENTIFIER = 200  # characters
+MAX_ENTRIES = 256  # decisions, results, tools or images of one request
 _NAMESPACE = uuid.UUID("6b1f3c1e-2f4b-5b7e-9a55-6a1b0a4f7a11")
 
-Identifier = Annotated[str, Field(min_length=1, max_length=200)]
+Identifier = Annotated[str, Field(min_length=1, max_length=MAX_IDENTIFIER)]
+Position = Annotated[int, Field(ge=0, lt=2**31)]
 Queue = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
@@ -65,7 +67,7 @@ class Image(_Model):
 
     url: str | None = Field(None, pattern=r"^(https?://|data:image/)")
     data: str | None = Field(None, repr=False)
-    media_type: str = "image/png"
+    media_type: str = Field("image/png", pattern=r"^image/[A-Za-z0-9.+-]+$")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -87,13 +89,13 @@ class Remember(_Model):
 class Decision(_Model):
     """A person's word on one gated call. ``approval_token`` comes from the approval event."""
 
-    tool_call_id: str = Field(min_length=1)
+    tool_call_id: str = Field(min_length=1, max_length=1_000)
     approved: StrictBool
     feedback: str | None = None
     approval_token: str | None = Field(None, repr=False)
-    turn: int | None = None
-    step: int | None = None
-    call_index: int | None = None
+    turn: Position | None = None
+    step: Position | None = None
+    call_index: Position | None = None
     remember: Remember | None = None
 
     def contradicts(self, other: Decision) -> bool:
@@ -117,7 +119,7 @@ class FrontendTool(_Model):
 class FrontendResult(_Model):
     """The result of a frontend tool's call; anything but a string is shown to the model as JSON."""
 
-    tool_call_id: str = Field(min_length=1)
+    tool_call_id: str = Field(min_length=1, max_length=1_000)
     content: Any
     is_error: StrictBool = False
 
@@ -131,9 +133,9 @@ class _Request(_Model):
     team_id: Identifier | None = None
     queue: Queue | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
-    tool_decisions: tuple[Decision, ...] = ()
-    frontend_tools: tuple[FrontendTool, ...] = ()
-    frontend_tool_results: tuple[FrontendResult, ...] = ()
+    tool_decisions: tuple[Decision, ...] = Field((), max_length=MAX_ENTRIES)
+    frontend_tools: tuple[FrontendTool, ...] = Field((), max_length=MAX_ENTRIES)
+    frontend_tool_results: tuple[FrontendResult, ...] = Field((), max_length=MAX_ENTRIES)
     model: str | None = Field(None, min_length=1)
     target: Target | None = None
     approval_mode: Literal["ask", "deny"] | None = None
@@ -149,9 +151,12 @@ class _Request(_Model):
 
     @model_validator(mode="after")
     def _decide_once(self) -> Self:
-        for position, decision in enumerate(self.tool_decisions):
-            if any(decision.contradicts(other) for other in self.tool_decisions[:position]):
+        by_call: dict[str, list[Decision]] = {}
+        for decision in self.tool_decisions:
+            others = by_call.setdefault(decision.tool_call_id, [])
+            if any(decision.contradicts(other) for other in others):
                 raise ValueError(f"tool_decisions decides {decision.tool_call_id!r} in two ways")
+            others.append(decision)
         ids = [r.tool_call_id for r in self.frontend_tool_results]
         if len(ids) != len(set(ids)):
             raise ValueError("frontend_tool_results answers a call twice")
@@ -166,7 +171,7 @@ class Ask(_Request):
 
     kind: Literal["ask"] = "ask"
     ask: str = Field(min_length=1)
-    images: tuple[Image, ...] = ()
+    images: tuple[Image, ...] = Field((), max_length=MAX_ENTRIES)
     supersede: StrictBool = True
 
 
@@ -287,6 +292,8 @@ def record_of(
     if redactor is not None:
         _redact(document, redactor)
     document["request_id"] = request.request_id or request_id or str(uuid.uuid4())
+    if len(document["request_id"]) > MAX_IDENTIFIER:
+        raise RequestInvalid(f"request_id is longer than {MAX_IDENTIFIER} characters; nothing was recorded.")
     document["queue"] = request.queue or queue
     document.setdefault("account_id", None)
     document["default_account"] = default_account
@@ -351,7 +358,7 @@ def _store_image(image: Image, conversation_id: str, artifacts: list[Artifact]) 
         media_type, data = inline.groups()
     try:
         content = base64.b64decode(data, validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii.Error too
         raise RequestInvalid("images: data is not base64; nothing was recorded.") from None
     artifact = Artifact.of(conversation_id, "image", media_type, content)
     if artifact.artifact_id not in {a.artifact_id for a in artifacts}:

@@ -77,7 +77,7 @@ class JobDriver:
         if isinstance(claimed, NotClaimed):
             return None
         on_claimed()
-        report = await self._run_stoppable(claimed, sent_at, JobControl(), None)
+        report = await self._run_stoppable(claimed, sent_at, JobControl(), None, claimed.lease.turn)
         await self._ring(report)
         return report
 
@@ -120,28 +120,33 @@ class JobDriver:
                 record = None
             if isinstance(claimed, NotClaimed):
                 return _not_claimed(claimed, wanted.conversation_id, own)
-            left = max(0.0, deadline - loop.time()) if deadline is not None else None
+            own_turn = own_turn or claimed.lease.turn
+            left = None  # the job's time, like its stop, is for its own turn and no other
+            if deadline is not None and claimed.lease.turn >= own_turn:
+                left = max(0.0, deadline - loop.time())
             if self._isolation is not None and self._isolation.wants(claimed):
                 report = await self._isolation.run(claimed, sent_at)
             else:
-                report = await self._run_stoppable(claimed, sent_at, control, left)
+                report = await self._run_stoppable(claimed, sent_at, control, left, own_turn)
             if report.ended and report.turn < own_turn and report.next_queue is not None:
                 continue
             await self._ring(report)
             return {**report.as_dict(), **own}
 
     async def _run_stoppable(
-        self, claim: Claim, sent_at: float, control: JobControl, timeout_seconds: float | None
+        self, claim: Claim, sent_at: float, control: JobControl, timeout_seconds: float | None, own_turn: int
     ) -> TurnReport:
+        """Run a turn. A stop of the job is for ``own_turn``: while an earlier one runs, that one only waits."""
         store, lease = self._store, claim.lease
 
         async def stop_when_asked(attempt: Attempt) -> None:
             await control.stop_requested.wait()
             try:
-                await store.stop(lease.conversation_id, lease.turn)  # so that it holds for another attempt too
+                await store.stop(lease.conversation_id, own_turn)  # so that it holds for another attempt too
             except StoreError as error:
                 log.warning("stop_not_recorded", error=error.code)
-            attempt.stop()
+            if lease.turn == own_turn:
+                attempt.stop()
 
         watchers: list[asyncio.Task[None]] = []
         try:

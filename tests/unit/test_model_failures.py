@@ -45,6 +45,23 @@ def test_the_kind_of_an_error_and_whether_to_try_again(raised: Exception, kind: 
     assert str(raised) in failure.error.description
 
 
+@pytest.mark.parametrize(
+    "raised",
+    [
+        Refusal("Missing credentials. Please pass an `api_key`, or set the `OPENAI_API_KEY`", 500),
+        Refusal("Missing Anthropic API Key - A call is being made", 401),
+        Refusal("Missing Gemini API key. Set the GEMINI_API_KEY\nTraceback (most recent call last):", 500),
+        Refusal("OpenAIException - 'ascii' codec can't encode character '\\u2026' in position 10", 500),
+    ],
+)
+def test_a_key_that_is_missing_or_no_key_is_not_tried_again(raised: Exception) -> None:
+    failure = understand(raised)
+    assert type(failure.error) is ModelRequestRejected
+    assert not failure.again
+    assert "worker's environment" in failure.error.hint
+    assert "Traceback" not in failure.error.description
+
+
 def test_the_innermost_error_counts() -> None:
     outer = Refusal("stream failed", 503)
     outer.original_exception = Refusal("bad key", 401)  # type: ignore[attr-defined]

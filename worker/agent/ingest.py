@@ -19,6 +19,7 @@ from worker.agent.base import ModelReply, Toolbox, ToolSpec
 from worker.agent.tools.arguments import arguments_digest, parse_arguments
 from worker.agent.tools.schema import invalid_arguments
 
+ID_CHARACTERS: Final = 1_000  # more than any provider makes; a database index takes no more than a few thousand
 CUT_REASONS: Final = frozenset({"length", "max_tokens", "max_output_tokens", "cut", "content_filter"})
 
 
@@ -81,7 +82,7 @@ def _replayable(raw: dict[str, Any], taken: set[str]) -> tuple[dict[str, Any], s
     """The call as it is stored, and why it can never run, if so."""
     entry = {k: v for k, v in raw.items() if k != "index"}
     identifier = str(raw.get("id") or "")
-    if not identifier or identifier in taken:
+    if len(identifier) > ID_CHARACTERS or not identifier or identifier in taken:
         identifier = f"call_{uuid.uuid4().hex[:24]}"
     function = dict(raw["function"]) if isinstance(raw.get("function"), dict) else {}
     parsed = parse_arguments(function.get("arguments"))

@@ -32,6 +32,8 @@ from worker.agent.wire import to_wire
 CUT: Final = "cut"
 """``finish_reason`` of an answer whose stream broke off within its tool calls: none of them may run."""
 
+_MOST_TOKENS: Final = 1_000_000_000  # of one call; what is above is a fault of the provider's
+_MOST_DOLLARS: Final = 1_000_000.0
 _BACKOFF_SECONDS: Final = 0.5  # before the second try; doubled for each further one
 _BACKOFF_LIMIT_SECONDS: Final = 30.0
 _CONNECTIONS_PER_HOST: Final = "2000"  # litellm's own limit is 500: the 501st turn would wait for another's answer
@@ -239,9 +241,9 @@ class LitellmModel:
             return Usage()
         details = getattr(usage, "prompt_tokens_details", None)
         return Usage(
-            prompt_tokens=usage.prompt_tokens or 0,
-            completion_tokens=usage.completion_tokens or 0,
-            cached_tokens=getattr(details, "cached_tokens", None) or 0,
+            prompt_tokens=_count(usage.prompt_tokens),
+            completion_tokens=_count(usage.completion_tokens),
+            cached_tokens=_count(getattr(details, "cached_tokens", None)),
             cost_usd=self._cost(model, usage),
         )
 
@@ -254,7 +256,8 @@ class LitellmModel:
             )
         except Exception:  # the library raises many kinds for a model without a price
             return 0.0
-        return float(prompt + completion)
+        cost = float(prompt + completion)
+        return cost if 0 <= cost < _MOST_DOLLARS else 0.0
 
     def _provider(self, model: str) -> tuple[str, str]:
         """The provider's name of the model, and litellm's name of the provider."""
@@ -262,6 +265,11 @@ class LitellmModel:
             name, provider, *_ = self._litellm.get_llm_provider(model=model)
             return str(name), str(provider)
         return model, ""
+
+
+def _count(tokens: Any) -> int:
+    """A provider's word on tokens, where it is a number that can be meant."""
+    return tokens if isinstance(tokens, int) and 0 <= tokens < _MOST_TOKENS else 0
 
 
 def _ended(attempt: _Attempt) -> bool:

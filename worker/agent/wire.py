@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
+import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +21,10 @@ from worker.agent.base import ArtifactAccess
 PRIVATE_PREFIX: Final = "tk_"  # keys of messages and calls with this start are ours, whatever they mean
 PRIVATE_KEYS: Final = frozenset({"pending_approval"})  # HolmesGPT's, in imported histories
 IMAGE_GONE: Final = "[An image stood here. It is no longer available.]"
+ID_CHARACTERS: Final = 64
+NAME_CHARACTERS: Final = 64
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")
 IMAGES_BELOW: Final = "[The images of this result are in the next message.]"
 IMAGES_OF: Final = "Images of the tool results above:"
 
@@ -33,6 +39,8 @@ def to_wire(messages: Sequence[Message], *, images: Mapping[str, str]) -> list[M
     moved: list[dict[str, Any]] = []
     for message in messages:
         role = message.get("role")
+        if role == "tool" and len(str(message.get("tool_call_id", ""))) > ID_CHARACTERS:
+            message = {**message, "tool_call_id": _alias(str(message["tool_call_id"]))}
         if moved and role != "tool":
             wire.append(_images_message(moved))
             moved = []
@@ -100,12 +108,29 @@ def _assistant(message: Message) -> Message:
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     wire, function = _public(call), call.get("function")
+    identifier = call.get("id")
+    if isinstance(identifier, str) and len(identifier) > ID_CHARACTERS:
+        wire = {**wire, "id": _alias(identifier)}
     if not isinstance(function, dict):
         return wire
-    arguments = _arguments(function.get("arguments"))
-    if arguments is function.get("arguments"):
+    name, arguments = _name(function.get("name")), _arguments(function.get("arguments"))
+    if arguments is function.get("arguments") and name is function.get("name"):
         return wire
-    return {**wire, "function": {**function, "arguments": arguments}}
+    return {**wire, "function": {**function, "name": name, "arguments": arguments}}
+
+
+def _alias(identifier: str) -> str:
+    """A call's id of a length that every provider takes; the same for the call and its result."""
+    return f"call_{hashlib.sha256(identifier.encode()).hexdigest()[:32]}"
+
+
+def _name(name: Any) -> Any:
+    """A tool's name as providers take it (1 to 64 of ``A-Z a-z 0-9 _ -``): models invent others, and one such name in
+    the history would have every later request refused."""
+    if not isinstance(name, str) or _NAME.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{_NOT_IN_NAMES.sub('_', name)[: NAME_CHARACTERS - 9]}_{digest}"
 
 
 def _arguments(value: Any) -> str:

@@ -90,7 +90,7 @@ def alone() -> Iterator[CommandLine]:
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """A running ``turnkeeper up`` with the demo's tools and its scripted model."""
+    """A running ``turnkeeper up --demo``."""
 
     cli: CommandLine
     process: subprocess.Popen[bytes]
@@ -101,7 +101,7 @@ class Up:
 @pytest.fixture(scope="module")
 def up() -> Iterator[Up]:
     with tempfile.TemporaryDirectory(prefix="tk-cli-") as folder:
-        cluster = Cluster.fresh(Path(folder) / "incident")
+        cluster = Cluster(Path(folder) / "home" / "incident")
         variables = {
             "TURNKEEPER_MODEL": SCRIPTED_MODEL,
             "TURNKEEPER_TOOLS": str(TOOLS),
@@ -111,7 +111,11 @@ def up() -> Iterator[Up]:
         log = Path(folder) / "up.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                [*COMMAND, "up"], env=cli.environment(), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink
+                [*COMMAND, "up", "--demo"],
+                env=cli.environment(**dict.fromkeys(variables)),  # it sets them itself
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
             )
         try:
             yield Up(cli, process, cluster, log)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
-import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
 
 from shared.settings import load_settings
 from shared.store.sqlite import SqliteStore
-from tests.integration.cli.conftest import CommandLine
+from tests.integration.cli.conftest import COMMAND, SECONDS, CommandLine
+
+WAITING = "it is your decision"
 
 
 async def test_the_incident_is_played_to_its_end(alone: CommandLine) -> None:
@@ -48,10 +58,12 @@ async def test_the_incident_is_played_to_its_end(alone: CommandLine) -> None:
     restarts = [(c["state"], c["decided_by"]) for c in calls if c["tool_name"] == "restart_deployment"]
     assert restarts == [("done", "lee"), ("denied", "lee")]
 
-    commands = re.findall(r"^  TURNKEEPER_HOME=(\S+) turnkeeper (.+)$", text, re.MULTILINE)
+    commands = re.findall(r"^  (TURNKEEPER_HOME=.+)$", text, re.MULTILINE)
     assert len(commands) == 3
-    for home, command in commands:
-        shown = alone.run(*shlex.split(command), TURNKEEPER_HOME=home)
+    for command in commands:
+        shown = subprocess.run(
+            command, shell=True, env=alone.environment(), capture_output=True, text=True, timeout=SECONDS
+        )
         assert shown.returncode == 0, shown.stderr
         assert "checkout-api" in shown.stdout
 
@@ -69,6 +81,89 @@ def test_decisions_come_from_the_keyboard(alone: CommandLine) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "> lee denies: not today" in done.stdout
     assert "Restarts that really happened: 0" in done.stdout
+
+
+def test_the_end_of_the_input_is_a_reason_left_out(alone: CommandLine) -> None:
+    done = alone.run("demo", "--fast", input="a\nd\n")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "> lee denies: Do not restart production; check last night's image first." in done.stdout
+
+
+def test_ctrl_d_ends_it_in_order(alone: CommandLine) -> None:
+    ours, theirs = pty.openpty()
+    demo = subprocess.Popen(
+        [*COMMAND, "demo", "--fast"], env=alone.environment(), stdin=theirs, stdout=subprocess.PIPE, text=True
+    )
+    os.close(theirs)
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if WAITING in line:
+            os.write(ours, b"\x04")
+        last = line
+    os.close(ours)
+    assert demo.wait(SECONDS) == 0
+    assert "replay" in last
+    assert alone.run("approvals", "--json", TURNKEEPER_HOME=str(alone.home / "demo")).stdout == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_however_it_ends_it_leaves_nothing_running(alone: CommandLine, number: signal.Signals) -> None:
+    demo, children = _waiting_demo(alone)
+    demo.send_signal(number)
+    demo.wait(SECONDS)
+    assert demo.returncode == (-number if number == signal.SIGKILL else 130)
+    _gone(children)
+
+
+def test_what_a_killed_demo_left_behind_is_not_used(alone: CommandLine) -> None:
+    demo, children = _waiting_demo(alone)
+    for pid, command in children.items():
+        if command == "sh":  # the tether
+            os.kill(pid, signal.SIGKILL)
+    demo.kill()
+    demo.wait(SECONDS)
+    assert len(_alive(children)) == 2
+    assert "Restarts that really happened: 1 " in _play(alone)
+    _gone(children)
+
+
+def _waiting_demo(cli: CommandLine) -> tuple[subprocess.Popen[str], dict[int, str]]:
+    """A demo that waits for a decision, and the processes that it has started: tether, Valkey, worker."""
+    demo = subprocess.Popen(
+        [*COMMAND, "demo", "--fast"],
+        env=cli.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if WAITING in line:
+            break
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True, text=True, check=True)
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+    children = {int(pid): Path(command).name for pid, parent, command in rows if int(parent) == demo.pid}
+    assert len(children) == 3, children
+    return demo, children
+
+
+def _alive(processes: Iterable[int]) -> list[int]:
+    return [pid for pid in processes if Path(f"/proc/{pid}").exists() and not _zombie(pid)]
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _gone(processes: Iterable[int]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while left := _alive(processes):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
 
 
 def test_without_anybody_to_decide_it_says_so(alone: CommandLine) -> None:

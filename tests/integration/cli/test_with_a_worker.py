@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
+import subprocess
 from typing import Any
 
 import pytest
@@ -68,9 +70,9 @@ def test_deny_with_feedback_changes_the_course(cli: CommandLine, up: Up) -> None
 
 def test_an_approval_tells_how_to_decide_and_the_command_works(cli: CommandLine) -> None:
     text = cli.text("ask", INCIDENT)
-    (command,) = [line for line in text.splitlines() if line.startswith("turnkeeper decide") and "--approve" in line]
-    done = cli.text(*command.split()[1:])
-    assert "I restarted the deployment once" in done
+    (command,) = [line for line in text.splitlines() if " decide " in line and "--approve" in line]
+    done = subprocess.run(shlex.split(command), env=cli.environment(), capture_output=True, text=True, timeout=SECONDS)
+    assert "I restarted the deployment once" in done.stdout, done.stderr
 
 
 def test_approve_all_and_a_second_decision_finds_nothing_to_decide(cli: CommandLine) -> None:
@@ -161,6 +163,9 @@ def test_feedback_usage_rename_and_delete(cli: CommandLine) -> None:
     assert renamed["title"] == "Checkout, once more"
     assert "Checkout, once more" in cli.text("conversations")
     assert cli.run("delete", conversation, input="n\n").returncode == 1
+    unasked = cli.run("delete", conversation, "--json")
+    assert (unasked.returncode, unasked.stdout) == (2, "")
+    assert "--yes" in json.loads(unasked.stderr)["error"]["description"]
     cli.text("delete", conversation, "--yes")
     assert cli.run("delete", conversation, "--yes").returncode == 2
 
@@ -187,7 +192,9 @@ def test_a_dead_letter_is_shown_and_can_be_sent_again(cli: CommandLine) -> None:
     refused = cli.run("requeue", letter)
     assert refused.returncode == 2
     assert "colour" in refused.stderr
+    assert f"requeue {letter} --discard" in findings[0]["hint"]
     assert len([f for f in cli.rows("doctor") if f["check"] == "dead letter"]) == 1  # it is still there
+    cli.text("requeue", letter, "--discard")
     assert cli.run("requeue", "4711").returncode == 2
 
 
@@ -206,6 +213,47 @@ def test_ctrl_c_leaves_the_turn_alone(cli: CommandLine) -> None:
     assert asking.returncode == 130
     assert "turnkeeper stop" in out
     assert "Traceback" not in errors
+
+
+def test_up_once_more_starts_no_second_worker(cli: CommandLine) -> None:
+    (worker,) = [f["detail"].split()[0] for f in cli.rows("doctor") if f["check"] == "workers"]
+    text = cli.text("up")
+    assert f"{worker} runs already" in text
+    assert " worker" in text.splitlines()[-1]
+    refused = cli.run("up", "--demo")
+    assert refused.returncode == 2
+    assert worker in refused.stderr
+    assert [f["detail"].split()[0] for f in cli.rows("doctor") if f["check"] == "workers"] == [worker]
+
+
+def test_without_a_model_the_turn_says_where_to_set_one(cli: CommandLine) -> None:
+    (asked,) = cli.rows("ask", "x", "--queue", "modelless", "--no-wait")
+    cli.run("worker", "--queue", "modelless=1", "--burst", TURNKEEPER_MODEL=None)
+    error = cli.rows("events", asked["conversation_id"])[-1]["data"]
+    assert error["code"] == "model_request_rejected"
+    assert "TURNKEEPER_MODEL where the worker runs" in error["hint"]
+
+
+def test_every_event_has_one_line_that_ends_at_the_edge(cli: CommandLine) -> None:
+    conversation, _ = paused(cli)
+    lines = cli.text("events", conversation).splitlines()
+    assert len(lines) == 1 + len(cli.rows("events", conversation))
+    assert max(map(len, lines)) <= 160
+    assert any(line.rstrip().endswith("…") for line in lines)
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(cli: CommandLine) -> None:
+    conversation, _ = paused(cli)
+    for options in ([], ["--json"]):
+        reading = cli.start("events", conversation, "--follow", *options)
+        assert reading.stdout is not None
+        assert reading.stderr is not None
+        reading.stdout.readline()
+        reading.stdout.close()
+        cli.text("stop", conversation)  # something more to print
+        assert reading.stderr.read() == ""
+        assert reading.wait(SECONDS) == 141
+        cli.rows("ask", INCIDENT, "-c", conversation)
 
 
 def test_a_worker_in_burst_mode_ends_when_nothing_waits(cli: CommandLine) -> None:

@@ -104,6 +104,47 @@ def test_an_error_in_json_has_its_code(alone: CommandLine) -> None:
     assert json.loads(done.stderr)["error"]["code"] == "conversation_unknown"
 
 
+@pytest.mark.parametrize("arguments", [["show", "x"], ["conversations", "--status", "bogus"], ["no-such-command"]])
+def test_wrong_usage_is_json_too(alone: CommandLine, arguments: list[str]) -> None:
+    done = alone.run(*arguments, "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert json.loads(done.stderr)["error"]["code"] == "usage"
+
+
+def test_a_status_that_does_not_exist_is_refused_with_those_that_do(alone: CommandLine) -> None:
+    done = alone.run("conversations", "--status", "bogus", "--json")
+    assert "awaiting_approval" in json.loads(done.stderr)["error"]["description"]
+    assert "yet" in alone.text("conversations")
+    assert "yet" not in alone.text("conversations", "--status", "failed")
+
+
+def test_the_version(alone: CommandLine) -> None:
+    assert alone.text("--version").startswith("turnkeeper")
+
+
+def test_doctor_changes_nothing(alone: CommandLine) -> None:
+    home = alone.home / "not yet"
+    done = alone.run("doctor", TURNKEEPER_HOME=str(home))
+    assert done.returncode == 1
+    assert done.stdout.count("turnkeeper up") >= 2
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(("key", "told"), [("sk-…", "ASCII"), ("sk-your-key", "placeholder"), ("", "not set")])
+def test_doctor_looks_at_the_key(alone: CommandLine, key: str, told: str) -> None:
+    done = alone.run("doctor", "--json", TURNKEEPER_MODEL="openai/gpt-4.1", OPENAI_API_KEY=key)
+    (model,) = [f for f in map(json.loads, done.stdout.splitlines()) if f["check"] == "model"]
+    assert model["status"] == "fail"
+    assert told in model["detail"]
+
+
+def test_hints_name_up_where_redis_is_embedded(alone: CommandLine) -> None:
+    done = alone.run("worker-alive")
+    assert done.returncode == 3
+    assert "turnkeeper up" in done.stderr
+    assert "REDIS_URL" not in done.stderr
+
+
 def test_another_owner_is_refused(alone: CommandLine) -> None:
     (asked,) = alone.rows("ask", "mine", "--user", "dana", "--no-wait")
     done = alone.run("ask", "mine too", "-c", asked["conversation_id"], "--user", "eve", "--no-wait")

@@ -254,6 +254,18 @@ async def test_dont_ask_again_holds_for_the_next_call(lab: Lab, tools: Tools) ->
     await lab.check()
 
 
+async def test_a_rule_that_will_decide_nothing_is_reported_with_the_call(lab: Lab, tools: Tools) -> None:
+    await lab.talk("Drain.", says(None, call("drain", node="n1")))
+    (pending,) = await lab.approvals()
+    assert (pending["can_remember"], pending["remember_needs_prefix"]) == (True, False)
+    await lab.decide(approve(pending, remember={"scope": "conversation", "prefix": "n1"}))
+    assert (await lab.process([says(None, call("drain", node="n2"))]).run()).status == "awaiting_approval"
+    (result,) = [event for event in await lab.events() if event["event"] == "tool_call_result"]
+    assert "takes no prefix" in result["data"]["rule_refused"]
+    assert tools.ran == ["drain n1"]
+    await lab.check()
+
+
 async def test_arguments_that_changed_since_the_decision_are_not_run(lab: Lab, tools: Tools) -> None:
     await lab.talk("Restart.", RESTART)
     (pending,) = await lab.approvals()

@@ -67,9 +67,35 @@ def test_nothing_chosen_is_refused() -> None:
     [("user", {"scope": "user"}), ("conversation:kubectl get", {"scope": "conversation", "prefix": "kubectl get"})],
 )
 def test_remember_is_a_scope_with_an_optional_prefix(text: str, expected: dict[str, str]) -> None:
-    approved, denied = Choice(approve=("c1",), deny=("c2",), remember=text).decisions(PENDING)
+    shell = {"tool_call_id": "c1", "tool_name": "shell", "approval_token": "t1", "can_remember": True}
+    shell["remember_needs_prefix"] = ":" in text
+    approved, denied = Choice(approve=("c1",), deny=("c2",), remember=text).decisions([shell, PENDING[1]])
     assert approved["remember"] == expected
     assert "remember" not in denied
+
+
+@pytest.mark.parametrize(
+    ("remember", "told"),
+    [
+        ("conversation", "needs a prefix"),
+        ("conversation:", "needs a prefix"),
+        ("user:bash", "runs other programs"),
+        ("user:kubectl get | sh", "one plain command"),
+        ("everybody:kubectl get", "'everybody' is no scope"),
+    ],
+)
+def test_a_rule_that_would_decide_nothing_is_refused_with_the_form(remember: str, told: str) -> None:
+    call = {"tool_call_id": "c1", "tool_name": "shell", "approval_token": "t1"}
+    pending = [{**call, "can_remember": True, "remember_needs_prefix": True}]
+    with pytest.raises(RequestInvalid, match="othing was decided") as refused:
+        Choice(approve=("c1",), remember=remember).decisions(pending)
+    assert told in refused.value.description
+    assert "SCOPE:PREFIX" in refused.value.hint
+
+
+def test_a_prefix_that_the_tool_does_not_take_is_refused() -> None:
+    with pytest.raises(RequestInvalid, match="takes no prefix"):
+        Choice(approve=("c1",), remember="user:x").decisions(PENDING)
 
 
 def test_remembering_what_is_asked_every_time_is_refused() -> None:

@@ -120,3 +120,19 @@ def test_an_answer_cannot_drive_the_terminal(capsys: pytest.CaptureFixture[str])
 
 def test_unknown_events_do_not_disturb(capsys: pytest.CaptureFixture[str]) -> None:
     assert screen([row("something_new", 2, x=1)], capsys) == []
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+def test_a_failure_says_how_to_try_again_only_if_that_may_help(
+    retryable: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = row("error", 2, code="model_unavailable", description="It broke.", hint="Wait.", retryable=retryable)
+    lines = screen([failed], capsys)
+    assert lines[:2] == ["failed: It broke.", "Wait."]
+    assert [line for line in lines if line.endswith(" retry x")] == lines[2:]
+    assert len(lines) == 2 + retryable
+
+
+def test_a_rule_that_will_decide_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {**RESULT, "data": {**RESULT["data"], "rule_refused": "A rule for shell needs a prefix."}}
+    assert "You will be asked again: A rule for shell needs a prefix." in screen([STARTED, result], capsys)

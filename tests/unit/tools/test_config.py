@@ -68,7 +68,12 @@ def test_python_modules_beside_the_file(tmp_path: Path) -> None:
     [
         ("shell: [1", ":1: not valid YAML"),
         ("- a\n", "expected keys among"),
-        ("shel: {}\n", "shel: Extra inputs"),
+        ("shel: {}\n", "shel: unknown key, did you mean shell."),
+        ("pytho: [a]\n", "pytho: unknown key, did you mean python."),
+        ("colour: {}\n", "colour: unknown key."),
+        ("python: my_tools\n", "python: expected a list."),
+        ("mcp_servers: [a]\n", "mcp_servers: expected keys and values."),
+        ("shell: true\n", "shell: expected keys and values."),
         ("shell: {enabeld: true}\n", "shell.enabeld"),
         ("shell: {timeout_seconds: 0}\n", "shell.timeout_seconds"),
         ("shell: {cwd: /no/such/folder}\n", "shell.cwd: there is no folder /no/such/folder"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
 import pytest
@@ -123,3 +124,29 @@ async def test_an_image_is_fetched_once_for_all_model_calls_of_a_turn() -> None:
     messages = [{"role": "user", "content": [image()]}]
     loaded = dict(await load_images(messages, Artifacts(p1=b"\0"), {}))
     assert await load_images(messages, Artifacts(), loaded) == {PICTURE: "data:image/png;base64,AA=="}
+
+
+@pytest.mark.parametrize("name", ["get pods!", "x" * 65, "x" * 3_000, "工具", ""])
+def test_a_name_that_a_model_invented_does_not_have_every_later_request_refused(name: str) -> None:
+    entry = {"id": "c1", "type": "function", "function": {"name": name, "arguments": "{}"}}
+    [_, wire, _] = to_wire(with_call(entry)[:3], images={})
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", wire["tool_calls"][0]["function"]["name"])
+    other = to_wire(with_call({**entry, "function": {"name": name + "!", "arguments": "{}"}})[:3], images={})[1]
+    assert other["tool_calls"][0]["function"]["name"] != wire["tool_calls"][0]["function"]["name"]
+
+
+def test_a_long_id_is_the_same_alias_at_call_and_result() -> None:
+    """Two ids that share their beginning stay two."""
+    first, second = "fc_" + "0" * 70 + "a", "fc_" + "0" * 70 + "b"
+    messages = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [{**call(), "id": first}, {**call(), "id": second}]},
+        {"role": "tool", "tool_call_id": first, "content": "1"},
+        {"role": "tool", "tool_call_id": second, "content": "2"},
+    ]
+    wire = to_wire(messages, images={})
+    aliases = [c["id"] for c in wire[1]["tool_calls"]]
+    assert aliases == [wire[2]["tool_call_id"], wire[3]["tool_call_id"]]
+    assert len(set(aliases)) == 2
+    assert all(len(alias) <= 64 for alias in aliases)
+    assert messages[1]["tool_calls"][0]["id"] == first  # stored messages stay as they are

@@ -262,3 +262,27 @@ def test_what_is_nested_too_deeply_is_refused_and_not_a_crash(levels: int) -> No
 
 def test_what_is_nested_reasonably_is_fine() -> None:
     assert recorded(ask="x", metadata=_nested(40)).document["metadata"] == _nested(40)
+
+
+def test_many_decisions_are_refused_before_they_cost_anything() -> None:
+    many = [decision(f"c{n}", approval_token=str(n)) for n in range(20_000)]
+    with pytest.raises(RequestInvalid, match="at most 256"):
+        parse_request("tool_decisions", {"conversation_id": CONVERSATION, "tool_decisions": many})
+    assert len(recorded("tool_decisions", tool_decisions=many[:256]).document["tool_decisions"]) == 256
+
+
+@pytest.mark.parametrize("image", [{"data": "é"}, {"data": "AAAA", "media_type": "text/html\n"}])
+def test_what_is_no_image_is_refused(image: dict[str, Any]) -> None:
+    with pytest.raises(RequestInvalid, match="images"):
+        recorded(ask="x", images=[image])
+
+
+def test_a_job_id_that_cannot_be_a_request_id_is_refused() -> None:
+    with pytest.raises(RequestInvalid, match="request_id"):
+        record_of(parse_request("ask", {"ask": "x"}), request_id="j" * 9_000)
+
+
+@pytest.mark.parametrize("turn", [-1, 2**31, 2**70])
+def test_a_place_that_no_call_can_have_is_refused(turn: int) -> None:
+    with pytest.raises(RequestInvalid, match="turn"):
+        recorded("tool_decisions", tool_decisions=[decision(turn=turn)])

@@ -32,6 +32,12 @@ async def test_a_model_with_a_known_price_has_a_cost(llm: LlmServer, ask: Asker)
     assert (await ask(model="openai/gpt-4.1")).usage.cost_usd == pytest.approx(2.0)
 
 
+async def test_usage_that_cannot_be_meant_counts_as_none(llm: LlmServer, ask: Asker) -> None:
+    """Stored, it would have the database refuse every batch that holds it."""
+    llm.script([Reply("Yes.", prompt_tokens=10**30, completion_tokens=-5)])
+    assert (await ask(model="openai/gpt-4.1")).usage == Usage(0, 0, 0, 0.0)
+
+
 async def test_the_request_is_one_plain_streamed_completion(llm: LlmServer, ask: Asker) -> None:
     llm.script(["Yes.", "No."])
     await ask()

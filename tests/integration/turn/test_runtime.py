@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from shared.requests import Ask, record_of
 from shared.settings import Settings
 from shared.store.sqlite import SqliteStore
 from tests.integration.turn.conftest import Tools
@@ -102,6 +103,24 @@ async def test_stopping_the_job_stops_the_turn(start: Start, store: SqliteStore)
     control.stop_requested.set()
     assert (await running)["status"] == "stopped"
     assert (await store.turns(conversation_id))[0]["stop_requested_at"] is not None
+
+
+async def test_stop_and_time_of_a_job_are_not_for_the_turns_before_its_own(start: Start, store: SqliteStore) -> None:
+    """The first turn's ring was lost, so the second's job runs it first."""
+    held = Held("Because.")
+    runtime = await start(held)
+    conversation_id = str(uuid.uuid4())
+    for text in ("1?", "2?"):
+        await store.submit(record_of(Ask(conversation_id=uuid.UUID(conversation_id), ask=text, request_id=text)))
+    control = JobControl()
+    second = job("ask", "2?", conversation_id=conversation_id, ask="2?", timeout_seconds=0.05)
+    running = asyncio.create_task(runtime.run(second, control))
+    await soon(held.started)
+    control.stop_requested.set()
+    await asyncio.sleep(0.1)  # the job's time is over
+    held.go_on.set()
+    assert (await running)["status"] == "stopped"
+    assert [t["status"] for t in await store.turns(conversation_id)] == ["completed", "stopped"]
 
 
 async def test_the_time_of_the_job_ends_its_turn(start: Start) -> None:

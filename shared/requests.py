@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
-from shared.clean import clean
+from shared.clean import MAX_DEPTH, clean, too_deep
 from shared.errors import RequestInvalid, RequestTooLarge
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 TITLE_CHARACTERS = 80
-MAX_DEPTH = 64  # of nested objects and arrays; far below what JSON encoders and databases give up at
 MAX_IDENTIFIER = 200  # characters
 MAX_ENTRIES = 256  # decisions, results, tools or images of one request
 _NAMESPACE = uuid.UUID("6b1f3c1e-2f4b-5b7e-9a55-6a1b0a4f7a11")
@@ -145,7 +144,7 @@ class _Request(_Model):
     @model_validator(mode="before")
     @classmethod
     def _not_too_deep(cls, value: Any) -> Any:
-        if _too_deep(value):
+        if too_deep(value):
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
         return value
 
@@ -204,7 +203,7 @@ def parse_request(kind: str, arguments: dict[str, Any]) -> Request:
     model = _KINDS.get(kind)
     if model is None:
         raise RequestInvalid(f"Unknown kind of request {kind!r}; nothing was recorded.")
-    if _too_deep(arguments):
+    if too_deep(arguments):
         raise RequestInvalid(f"The request was not recorded: it is nested deeper than {MAX_DEPTH} levels.")
     try:
         return model.model_validate(clean(arguments))
@@ -214,20 +213,6 @@ def parse_request(kind: str, arguments: dict[str, Any]) -> Request:
             for e in error.errors(include_input=False)[:10]
         )
         raise RequestInvalid(f"The request was not recorded: {wrong}.") from None
-
-
-def _too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list | tuple)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from shared.clean import clean
+from shared.clean import clean, clean_text, too_deep
 from shared.errors import TurnkeeperError
 from shared.redaction import Redactor
 from shared.store.base import Row
@@ -44,18 +44,27 @@ def letter_of_stranger(
 def _letter(
     job_id: str, queue: str, function: str, arguments: dict[str, Any], error: TurnkeeperError, redactor: Redactor
 ) -> Row:
-    payload = clean(_without_tokens(arguments))
-    size = len(orjson.dumps(payload))
-    if size > PAYLOAD_BYTES:
-        payload = {"too_large_to_keep": True, "bytes": size, "keys": sorted(map(str, payload))[:50]}
     return {
-        "job_id": job_id,
+        "job_id": clean_text(job_id),
         "queue": queue,
         "function": function,
-        "payload": redactor.value(payload),
+        "payload": redactor.value(_payload(arguments)),
         "code": error.code,
         "description": redactor.text(str(error)),
     }
+
+
+def _payload(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of the arguments: all of them, or, where that cannot be written or is too much, their names."""
+    names = clean(sorted(map(str, arguments))[:50])
+    try:
+        if too_deep(arguments):
+            return {"unreadable": True, "keys": names}
+        payload: dict[str, Any] = clean(_without_tokens(arguments))
+        size = len(orjson.dumps(payload))
+    except (TypeError, ValueError, RecursionError):  # a job may hold anything, and its letter is to be kept anyway
+        return {"unreadable": True, "keys": names}
+    return payload if size <= PAYLOAD_BYTES else {"too_large_to_keep": True, "bytes": size, "keys": names}
 
 
 def _without_tokens(value: Any) -> Any:
@@ -66,4 +75,4 @@ def _without_tokens(value: Any) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return clean_text(value) if isinstance(value, str) else None

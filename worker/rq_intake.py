@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,11 +17,11 @@ from rq.job import Job, JobStatus
 from rq.queue import Queue
 from rq.rate_limit import release_slot
 from rq.suspension import WORKERS_SUSPENDED
-from rq.utils import as_text, current_timestamp
+from rq.utils import current_timestamp
 from rq.worker.base import WorkerStatus
 
 from shared import faults
-from shared.errors import StoreError, StoreUnavailable
+from shared.errors import StoreUnavailable
 from shared.log import bind, get_logger
 from shared.queues import redis_errors
 from worker import rq_records as records
@@ -31,7 +31,7 @@ POP_SECONDS: Final = 1  # one blocking pop; how long leaving may wait for it
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.05, 2.0  # between tries while Redis is away
 LEAVE_SECONDS: Final = 10.0  # for bookkeeping, once the running turns were sent away
 
-_AWAY = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError, ExecAbortError, TryAgainError)
+AWAY: Final = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError, ExecAbortError, TryAgainError)
 
 log = get_logger(__name__)
 
@@ -97,6 +97,14 @@ class Intake:
             drain.cancel()
             await asyncio.gather(drain, return_exceptions=True)
 
+    async def recover(self, queue: Queue, entry: bytes) -> bool:
+        """Put back what a dead worker took, or remove what is no job at all. True if a job was put back."""
+        job_id = records.id_of(entry)
+        if job_id is not None:
+            return await self.put_back(queue, job_id)
+        self._begin(queue, entry)
+        return False
+
     async def put_back(self, queue: Queue, job_id: str) -> bool:
         """Return a job that was taken and not run to the front of its queue."""
         keys = records.put_back_keys(queue, job_id)
@@ -127,13 +135,13 @@ class Intake:
         slots = self._slots[queue.name]
         while not self.closing.is_set():
             await slots.acquire()
-            job_id = await self._pop(queue)
-            if job_id is None:
+            entry = await self._pop(queue)
+            if entry is None:
                 slots.release()
             elif self.closing.is_set():
-                await self._return_popped(queue, job_id)
+                await self._return_popped(queue, entry)
             else:
-                self._take(queue, job_id)
+                self._take(queue, entry)
 
     async def _fetch_burst(self) -> None:
         """Take what there is, also what running jobs ring for, until nothing waits and nothing runs."""
@@ -145,37 +153,42 @@ class Intake:
             for queue in self._queues:
                 if self.closing.is_set() or self._slots[queue.name].locked():
                     continue
-                job_id = await self._redis.lmove(queue.key, queue.intermediate_queue_key)
-                if job_id is not None:
+                entry: Any = await self._redis.lmove(queue.key, queue.intermediate_queue_key)
+                if entry is not None:
                     await self._slots[queue.name].acquire()
-                    self._take(queue, as_text(job_id))
+                    self._take(queue, entry)
             if taken == self.taken:
                 if not self._tasks:
                     return
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _pop(self, queue: Queue) -> str | None:
-        """The next job's id, moved to the intermediate list; None when there was none for a while."""
+    async def _pop(self, queue: Queue) -> bytes | None:
+        """The next entry, moved to the intermediate list; None when there was none for a while."""
         try:
             if self._suspended:
                 await self._pause(POP_SECONDS)
             else:
-                job_id = await self._pops.blmove(queue.key, queue.intermediate_queue_key, POP_SECONDS)
-                if job_id is not None:
-                    return as_text(job_id)
+                entry: Any = await self._pops.blmove(queue.key, queue.intermediate_queue_key, POP_SECONDS)
+                if entry is not None:
+                    return bytes(entry)
             self._suspended = bool(await self._redis.exists(WORKERS_SUSPENDED))
         except RedisError as error:
             log.warning("redis_unavailable", error=str(error))
+            await self._pause(LAST_RETRY_SECONDS)
+        except Exception:  # whatever it is, the other queues and the running turns go on
+            log.exception("fetch_failed", queue=queue.name)
             await self._pause(LAST_RETRY_SECONDS)
         allowed = self._limits.max_idle_seconds
         if allowed is not None and not self._tasks and time.monotonic() - self._active_at >= allowed:
             self.closing.set()
         return None
 
-    async def _return_popped(self, queue: Queue, job_id: str) -> None:
+    async def _return_popped(self, queue: Queue, entry: bytes) -> None:
         """What was popped while the worker began to close; if Redis is away, another worker finds it."""
+        job_id = records.id_of(entry)
         try:
-            await self.put_back(queue, job_id)
+            if job_id is not None:
+                await self.put_back(queue, job_id)
         except RedisError as error:
             log.warning("redis_unavailable", error=str(error))
 
@@ -186,35 +199,48 @@ class Intake:
         except TimeoutError:
             return
 
-    def _take(self, queue: Queue, job_id: str) -> None:
+    def _take(self, queue: Queue, entry: bytes) -> None:
         self.taken += 1
         if self._limits.max_jobs is not None and self.taken >= self._limits.max_jobs:
             self.closing.set()
-        task = asyncio.create_task(self._work_on(queue, job_id), name=job_id)
+        self._begin(queue, entry).add_done_callback(lambda _: self._slots[queue.name].release())
+
+    def _begin(self, queue: Queue, entry: bytes) -> asyncio.Task[None]:
+        job_id = records.id_of(entry)
+        work = self._remove(queue, entry) if job_id is None else self._work_on(queue, job_id)
+        task = asyncio.create_task(self._logged(work), name=job_id or repr(entry))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: self._slots[queue.name].release())
+        return task
 
     # One job
 
-    async def _work_on(self, queue: Queue, job_id: str) -> None:
+    async def _logged(self, work: Coroutine[Any, Any, None]) -> None:
         """What fails on the way is logged; the job stays in the intermediate list, and some worker puts it back."""
-        bind(job=job_id)
-        key = Job.key_for(job_id)
         try:
-            raw, suspended = await self._store(lambda pipe: pipe.hgetall(key).exists(WORKERS_SUSPENDED))
-            if suspended or self.draining.is_set():
-                self._suspended = bool(suspended)
-                await self.put_back(queue, job_id)
-            elif not raw or raw.get(b"status") == b"canceled":
-                await self._store(lambda pipe: pipe.lrem(queue.intermediate_queue_key, 1, job_id))
-            else:
-                await self._read_and_run(queue, job_id, raw)
+            await work
         except RedisError as error:
             log.error("job_not_stored", error=str(error), hint="It is put back and runs again; that is harmless.")
         except Exception:
             log.exception("job_bookkeeping_failed")
         self._active_at = time.monotonic()
+
+    async def _work_on(self, queue: Queue, job_id: str) -> None:
+        bind(job=job_id)
+        key = Job.key_for(job_id)
+        raw, suspended = await self._store(lambda pipe: pipe.hgetall(key).exists(WORKERS_SUSPENDED))
+        if suspended or self.draining.is_set():
+            self._suspended = bool(suspended)
+            await self.put_back(queue, job_id)
+        elif not raw or raw.get(b"status") == b"canceled":
+            await self._store(lambda pipe: pipe.lrem(queue.intermediate_queue_key, 1, job_id))
+        else:
+            await self._read_and_run(queue, job_id, raw)
+
+    async def _remove(self, queue: Queue, entry: bytes) -> None:
+        """Take an entry that is no job's id out of Redis, once there is a record of it."""
+        if await self._recorded(entry.decode("utf-8", "replace"), queue.name, records.refused_entry(entry)):
+            await self._store(lambda pipe: pipe.lrem(queue.intermediate_queue_key, 1, entry))
 
     async def _read_and_run(self, queue: Queue, job_id: str, raw: dict[bytes, bytes]) -> None:
         job = records.bare_job(job_id, queue)
@@ -258,19 +284,27 @@ class Intake:
         return JobStatus.STOPPED if stopped else JobStatus.FINISHED, value, None
 
     async def _refuse(self, queue: Queue, job: Job, refused: records.Refused) -> None:
+        if not await self._recorded(job.id, job.origin, refused):
+            await self.put_back(queue, job.id)
+            return
+        end = records.End(JobStatus.FAILED, self._worker_name, self._result_ttl, reason=str(refused.error))
+        await self._store(lambda pipe: records.ended(pipe, job, end), atomic=True)
+
+    async def _recorded(self, job_id: str, queue_name: str, refused: records.Refused) -> bool:
+        """Tell the runner of a refusal; False, after a pause, if that is to be tried again later. What cannot be
+        recorded for another reason than a store that is away never can: that is logged, and the job ends all the same.
+        """
         log.warning("job_refused", error=refused.error.description)
         if isinstance(self._runner, RefusalRecorder):
             try:
-                await self._runner.refuse(job.id, job.origin, refused.payload, refused.error)
+                await self._runner.refuse(job_id, queue_name, refused.payload, refused.error)
             except StoreUnavailable as error:
                 log.warning("job_goes_back", error=error.description)
                 await self._pause(LAST_RETRY_SECONDS)
-                await self.put_back(queue, job.id)
-                return
-            except StoreError as error:
-                log.error("refusal_not_recorded", error=str(error))
-        end = records.End(JobStatus.FAILED, self._worker_name, self._result_ttl, reason=str(refused.error))
-        await self._store(lambda pipe: records.ended(pipe, job, end), atomic=True)
+                return False
+            except Exception:
+                log.exception("refusal_not_recorded")
+        return True
 
     def _started(self, pipe: Any, running: records.Running) -> None:
         records.started(pipe, running)
@@ -301,7 +335,7 @@ class Intake:
             build(pipe)
             try:
                 return list(await pipe.execute())
-            except _AWAY as error:
+            except AWAY as error:
                 if self._drained_at is not None and time.monotonic() - self._drained_at > LEAVE_SECONDS:
                     raise
                 log.warning("redis_unavailable", error=str(error))

@@ -19,9 +19,9 @@ from rq.job import Job, JobStatus
 from rq.queue import Queue
 from rq.results import Result
 from rq.serializers import JSONSerializer
-from rq.utils import as_text, current_timestamp, now, utcformat
+from rq.utils import current_timestamp, now, utcformat
 
-from shared.clean import clean
+from shared.clean import clean, clean_text
 from shared.errors import RequestInvalid, RequestTooLarge, TurnkeeperError
 from worker.jobs import FUNCTIONS, JobControl, TurnJob
 
@@ -69,6 +69,20 @@ class Running:
     @classmethod
     def of(cls, job: Job, request: TurnJob, worker_name: str) -> Running:
         return cls(job, request, Execution(uuid4().hex, job.id, job.connection, worker_name))
+
+
+def id_of(entry: bytes) -> str | None:
+    """The job's id that an entry of a queue is; None if it cannot be one."""
+    try:
+        return entry.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def refused_entry(entry: bytes) -> Refused:
+    """The refusal of an entry that is no job's id."""
+    error = RequestInvalid("The queue held an entry that is not UTF-8 and so no job's id; it was removed.")
+    return Refused(error, {"data_base64": base64.b64encode(entry[:UNREADABLE_BYTES]).decode()})
 
 
 def bare_job(job_id: str, queue: Queue) -> Job:
@@ -188,7 +202,7 @@ def ended(pipe: Any, job: Job, end: End) -> None:
         _RESULT_TYPES[end.status],
         ttl,
         return_value=end.value,
-        exc_string=end.reason,
+        exc_string=clean_text(end.reason) if end.reason is not None else None,
         worker_name=end.worker_name,
         pipeline=pipe,
         execution_id=execution.id if execution else None,
@@ -221,11 +235,11 @@ def sweep(pipe: Any, queue: Queue) -> None:
     pipe.zremrangebyscore(queue.failed_job_registry.key, 0, moment)
 
 
-def abandoned(replies: list[Any]) -> set[str]:
-    """From the replies to ``sweep``: the jobs that were taken and that no worker is heard to run."""
+def abandoned(replies: list[Any]) -> set[bytes]:
+    """From the replies to ``sweep``: the entries that were taken and that no worker is heard to run."""
     taken, live = replies[0], replies[1]
-    heard = {as_text(member).rpartition(":")[0] for member in live}
-    return {as_text(job_id) for job_id in taken} - heard
+    heard = {member.rpartition(b":")[0] for member in live}
+    return set(taken) - heard
 
 
 def put_back_keys(queue: Queue, job_id: str) -> list[str]:

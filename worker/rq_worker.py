@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from rq import worker_registration
+from rq import Queue, worker_registration
 from rq.serializers import JSONSerializer
 from rq.utils import now, utcformat
 from rq.worker import BaseWorker
@@ -34,7 +34,7 @@ from shared.redaction import Redactor
 from shared.settings import Settings, load_settings
 from worker import rq_records as records
 from worker.jobs import JobRunner
-from worker.rq_intake import LEAVE_SECONDS, Intake, Limits
+from worker.rq_intake import AWAY, LEAVE_SECONDS, Intake, Limits
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # before anybody imports litellm: saves a download
 
@@ -71,7 +71,7 @@ class ConversationWorker(BaseWorker):
         self._intake: Intake | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._signalled_at: float | None = None
-        self._suspects: set[tuple[str, str]] = set()
+        self._suspects: set[tuple[str, bytes]] = set()
 
     @property
     def connection_timeout(self) -> int:
@@ -190,17 +190,27 @@ class ConversationWorker(BaseWorker):
     async def _recover(self, intake: Intake, redis: Redis) -> None:
         """Put back jobs that were taken and that nobody runs, when they were so at the previous look too: between a
         pop and the first word of its worker, a job looks the same."""
-        seen: set[tuple[str, str]] = set()
-        here = {running.job.id for running in intake.running.values()}
+        seen: set[tuple[str, bytes]] = set()
+        here = {running.job.id.encode() for running in intake.running.values()}
         for queue in self.queues:
             pipe: Any = redis.pipeline(transaction=False)
             records.sweep(pipe, queue)
-            for job_id in records.abandoned(await pipe.execute()) - here:
-                if (queue.name, job_id) not in self._suspects:
-                    seen.add((queue.name, job_id))
-                elif await intake.put_back(queue, job_id):
-                    log.warning("job_recovered", job=job_id, queue=queue.name)
+            for entry in records.abandoned(await pipe.execute()) - here:
+                if (queue.name, entry) not in self._suspects:
+                    seen.add((queue.name, entry))
+                else:
+                    await self._recover_one(intake, queue, entry)
         self._suspects = seen
+
+    async def _recover_one(self, intake: Intake, queue: Queue, entry: bytes) -> None:
+        """One that cannot be put back must not keep the others from it; if Redis is away, none can."""
+        try:
+            if await intake.recover(queue, entry):
+                log.warning("job_recovered", job=records.id_of(entry), queue=queue.name)
+        except AWAY:
+            raise
+        except Exception:
+            log.exception("job_not_recovered", job=repr(entry), queue=queue.name)
 
     # RQ's commands
 

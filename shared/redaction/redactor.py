@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from shared.errors import ConfigurationError
+from shared.home import usable_folder
 from shared.redaction.keys import announced
 from shared.redaction.kubernetes import redact_secrets
 from shared.redaction.scanner import Scanner, Stream
@@ -212,7 +213,7 @@ def _key_file(path: Path) -> bytes:
     """The key in the file, which the first process makes: whole under another name first, so that nobody reads half."""
     try:
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            usable_folder(path.parent)
             draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:

@@ -42,6 +42,7 @@ class PostgresStore(JsonStore):
         self._url = settings.database_url.get_secret_value()
         self._schema = settings.schema_name
         self._timeout = call_timeout_seconds
+        self._returning: set[asyncio.Future[None]] = set()
         self._pool = AsyncConnectionPool(
             self._url,
             min_size=1,
@@ -120,10 +121,21 @@ class PostgresStore(JsonStore):
         """A connection that the server has not closed meanwhile. After a restart all idle ones are dead, and a call
         that met them one by one would fail as often."""
         while True:
-            async with self._pool.connection() as connection:
+            connection = await self._pool.getconn()
+            try:
                 if await _is_open(connection):
                     yield connection
                     return
+            finally:
+                await self._give_back(connection)
+
+    async def _give_back(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """To the pool, whatever happens to the caller: interrupted half-way the pool would count a connection that
+        nobody has, and after ``database_pool_size`` of them it would have none to give."""
+        returning = asyncio.ensure_future(self._pool.putconn(connection))
+        self._returning.add(returning)
+        returning.add_done_callback(self._returning.discard)
+        await asyncio.shield(returning)
 
 
 async def _is_open(connection: psycopg.AsyncConnection[Any]) -> bool:

@@ -19,6 +19,10 @@ _JOINED_ITEM_KEYS: Final = frozenset({"text", "summary", "data", "thinking"})
 _OWN_KEYS: Final = frozenset({"role", "tool_calls", "thinking_blocks", "function_call"})
 
 
+class MalformedDelta(Exception):
+    """A delta in a shape that no provider documents."""
+
+
 class Assembly:
     """Collects deltas with ``add``; ``message`` is what they amount to."""
 
@@ -36,7 +40,16 @@ class Assembly:
         return not (self.text or self.calls or self._joined or self._fields or self._thinking)
 
     def add(self, delta: Any) -> tuple[str, str]:
-        """Take one delta (a pydantic object that keeps extra fields); its visible text and reasoning."""
+        """Take one delta (a pydantic object that keeps extra fields); its visible text and reasoning.
+
+        Raises ``MalformedDelta`` where a provider sent one thing for another, such as a text for a list of calls.
+        """
+        try:
+            return self._add(delta)
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise MalformedDelta(f"{type(error).__name__}: {error}") from error
+
+    def _add(self, delta: Any) -> tuple[str, str]:
         text = reasoning = ""
         for key, value in _fields_of(delta):
             if value is None or value == "":
@@ -129,7 +142,7 @@ class Assembly:
     def _whole(self, call: dict[str, Any]) -> bool:
         try:
             return isinstance(json.loads("".join(self._parts[id(call)])), dict)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
 
     def _arguments(self, call: dict[str, Any]) -> str:

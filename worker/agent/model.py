@@ -23,7 +23,7 @@ import structlog
 
 from shared.errors import ConfigurationError, ModelError, ModelRequestRejected, ModelUnavailable
 from shared.settings import Settings
-from worker.agent.assembly import Assembly
+from worker.agent.assembly import Assembly, MalformedDelta
 from worker.agent.base import Delta, ModelReply, ModelRequest, Usage
 from worker.agent.failures import Failure, understand
 from worker.agent.scripted import install
@@ -203,7 +203,12 @@ class LitellmModel:
                     except Exception as error:
                         return understand(error)
                     clock.reschedule(min(deadline, loop.time() + self._idle))
-                    self._take(attempt, chunk, on_delta)
+                    try:
+                        shown = self._take(attempt, chunk)
+                    except MalformedDelta:
+                        return _malformed()
+                    for delta in shown:
+                        on_delta(delta)
                     if attempt.usage is not None and attempt.finish_reason is not None and _ended(attempt):
                         return None  # nothing follows; asking once more would start litellm's logging of the call
         except TimeoutError:
@@ -214,17 +219,20 @@ class LitellmModel:
             if attempt.stream is not None:
                 await attempt.stream.aclose()
 
-    def _take(self, attempt: _Attempt, chunk: Any, on_delta: Callable[[Delta], None]) -> None:
+    def _take(self, attempt: _Attempt, chunk: Any) -> list[Delta]:
+        """Put a chunk into ``attempt``; what of it is to be shown."""
+        deltas = []
         usage = getattr(chunk, "usage", None)
         if usage is not None:
             attempt.usage = usage
-        for choice in chunk.choices:
+        for choice in chunk.choices or ():
             text, reasoning = attempt.assembly.add(choice.delta)
             if text or reasoning:
                 attempt.shown = True
-                on_delta(Delta(text, reasoning))
+                deltas.append(Delta(text, reasoning))
             if choice.finish_reason:
                 attempt.finish_reason = choice.finish_reason
+        return deltas
 
     def _reply(self, model: str, attempt: _Attempt, usage: Usage, *, cut: bool) -> ModelReply:
         name, provider = self._provider(model)
@@ -235,8 +243,7 @@ class LitellmModel:
         """What the provider said; of a failed stream, litellm's count of what did arrive."""
         usage = attempt.usage
         if usage is None and failed and attempt.stream is not None and not attempt.assembly.empty:
-            partial = await asyncio.to_thread(attempt.stream.partial_response)
-            usage = getattr(partial, "usage", None)
+            usage = await asyncio.to_thread(_counted, attempt.stream)
         if usage is None:
             return Usage()
         details = getattr(usage, "prompt_tokens_details", None)
@@ -278,8 +285,21 @@ def _ended(attempt: _Attempt) -> bool:
     return bool(getattr(stream, "received_finish_reason", None) or getattr(stream, "intermittent_finish_reason", None))
 
 
+def _counted(stream: Any) -> Any:
+    """litellm's count of what arrived; None where it cannot make sense of that either."""
+    try:
+        return getattr(stream.partial_response(), "usage", None)
+    except Exception as error:
+        log.info("partial_answer_not_counted", error=type(error).__name__)
+        return None
+
+
 def _broken_off() -> Failure:
     return Failure(ModelUnavailable("The model's answer broke off before its end."), True)
+
+
+def _malformed() -> Failure:
+    return Failure(ModelUnavailable("The model's provider sent a piece of an answer that has no known shape."), True)
 
 
 def _timed_out(deadline_passed: bool, idle_seconds: float) -> Failure:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import SchemaOutdated, StoreUnavailable
+from shared.home import usable_folder
 from shared.store.sqlite.connection import BUSY_TIMEOUT_SECONDS, Transaction, connect, reading, translated, writing
 
 MIGRATIONS = Path(__file__).parent.parent / "sql" / "sqlite"
@@ -58,10 +59,10 @@ def migrate_sqlite(path: Path, known: list[Migration] | None = None) -> list[str
     """Bring the database at ``path`` up to date, creating it if need be; the names of what was applied.
 
     Two processes may do so at once: the second finds the work done. Raises ``SchemaOutdated`` if the database is of
-    a newer version that this program cannot work with.
+    a newer version that this program cannot work with, ``ConfigurationError`` if its folder cannot be used.
     """
     known = migrations() if known is None else known
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    usable_folder(path.parent)
     db = connect(path)
     try:
         _use_wal(db)

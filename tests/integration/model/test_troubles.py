@@ -25,9 +25,14 @@ def in_stream(message: str, code: int) -> Reply:
     return Reply(raw=[event(error={"message": message, "code": code})])
 
 
+MALFORMED = [
+    Reply(deltas=[{"role": "assistant", key: value}])
+    for key, value in (("tool_calls", "abc"), ("tool_calls", {"a": 1}), ("tool_calls", 5), ("thinking_blocks", ["abc"]))
+]
 OVERLOADED = error(503, "overloaded", retry_after="0.01")
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # as the worker does
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -42,6 +47,7 @@ OVERLOADED = error(503, "overloaded", retry_after="0.01")
         Reply(calls=[Call("logs", {"pod": "a" * 40})], cut_after=3),
         Reply(raw=["data: {broken\n\n"]),
         Reply(raw=["<html>bad gateway</html>"]),
+        *MALFORMED,
     ],
     ids=lambda reply: f"{reply.status}-{(reply.error or {}).get('message', '')}"[:30],
 )
@@ -70,6 +76,14 @@ async def test_what_breaks_after_text_was_shown_is_not_tried_again(llm: LlmServe
     assert len(llm.requests) == 1
     assert raised.value.retryable
     assert raised.value.details["usage"]["completion_tokens"] > 0
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # as the worker does
+async def test_what_is_malformed_after_text_was_shown_ends_the_call(llm: LlmServer, ask: Asker) -> None:
+    llm.script([Reply(deltas=[{"role": "assistant", "content": "Looking."}, {"thinking_blocks": "abc"}])])
+    with pytest.raises(ModelUnavailable):
+        await ask()
+    assert ask.text == "Looking."
 
 
 async def test_calls_of_a_broken_answer_are_marked_as_cut(llm: LlmServer, ask: Asker) -> None:

@@ -268,6 +268,18 @@ def test_dead_letters_keep_no_secret() -> None:
     assert base64.b64decode(kept).startswith(b"\x80\x05 [redacted:github_token:")
 
 
+@pytest.mark.parametrize("depth", [100, 300, 900, 5_000])
+def test_a_dead_letter_of_any_depth_is_written(depth: int) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(depth):
+        deep = {"a": deep}
+    redactor, error = Redactor(b"k"), ConfigurationError("x")
+    ours = letter_of_job(TurnJob("ask", {"ask": "?", "metadata": deep}, "j\0", "q"), error, redactor)
+    assert (ours["job_id"], ours["payload"]) == ("j", {"unreadable": True, "keys": ["ask", "metadata"]})
+    stranger = letter_of_stranger("j", "q", {"function": "f", "args": [deep], "kwargs": {}}, error, redactor)
+    assert stranger["payload"] == {"unreadable": True, "keys": ["args", "kwargs"]}
+
+
 @pytest.mark.parametrize(
     ("content", "says_what"),
     [

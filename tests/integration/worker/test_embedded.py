@@ -71,16 +71,33 @@ def test_what_was_written_is_there_after_a_restart(settings: Settings) -> None:
     again.stop()
 
 
-def test_several_processes_share_one_and_its_owner_stops_it(settings: Settings) -> None:
+def test_several_processes_share_one_and_the_last_one_stops_it(settings: Settings) -> None:
     owner = other_process(settings)
     assert line(owner) == "True"
     guest, here = other_process(settings), EmbeddedRedis.start(settings)
     assert (line(guest), here.owner) == ("False", False)
-    assert end(guest) == "stopped"
-    here.stop()
+    with connect(here.url) as client:
+        pid = client.info("server")["process_id"]
+        assert end(guest) == "stopped"
+        assert end(owner) == "stopped"
+        assert client.info("server")["process_id"] == pid
+        heir = other_process(settings)
+        assert line(heir) == "True"  # a server without an owner is adopted
+        here.stop()
+        assert client.info("server")["process_id"] == pid
+    assert end(heir) == "stopped"
+    assert not settings.socket_path.exists()
+
+
+def test_a_guest_of_a_killed_owner_stops_the_server(settings: Settings) -> None:
+    owner = other_process(settings)
+    assert line(owner) == "True"
+    here = EmbeddedRedis.start(settings)
+    owner.kill()
+    owner.communicate()
     with connect(here.url) as client:
         assert client.ping()
-    assert end(owner) == "stopped"
+    here.stop()
     assert not settings.socket_path.exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 import zlib
@@ -15,7 +16,8 @@ from rq import Callback, Queue, Repeat
 from rq.job import Job
 from rq.webhook import Webhook
 
-from tests.integration.worker.conftest import WorkerHere
+from tests.integration.worker.conftest import WorkerHere, until
+from tests.integration.worker.fake import FakeRunner
 from worker import rq_records
 
 pytestmark = pytest.mark.usefixtures("no_exit_timer")
@@ -105,6 +107,51 @@ async def test_the_refusal_keeps_what_could_be_read(worker_here: WorkerHere, que
         pass
     [refusal] = [json.loads(r) for r in redis_client.lrange("refusals", 0, -1)]
     assert refusal["payload"] == {"function": "worker.jobs.turn", "args": ["c"], "kwargs": {"note": "n"}}
+
+
+async def _fails_to_refuse(*_: Any) -> None:
+    """Cannot record what is refused, for a reason that no retry heals."""
+    raise RecursionError("too deep")
+
+
+async def test_a_refusal_that_cannot_be_recorded_ends_the_job(
+    worker_here: WorkerHere, queue: Queue, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeRunner, "refuse", _fails_to_refuse)
+    job = queue.enqueue("os.system", "true")
+    async with worker_here(burst=True):
+        pass
+    assert redis_client.hget(job.key, "status") == b"failed"
+    assert queue.intermediate_queue.get_job_ids() == []
+
+
+@pytest.mark.parametrize("burst", [True, False])
+async def test_an_entry_that_is_no_id_is_kept_as_a_letter(
+    burst: bool, worker_here: WorkerHere, queue: Queue, redis_client: Redis
+) -> None:
+    redis_client.rpush(queue.key, b"\xff\xfe")
+    queue.enqueue(TURN)
+    async with worker_here(burst=burst):
+        await until(lambda: redis_client.llen("refusals") and redis_client.llen("marks"))
+        await until(lambda: not redis_client.exists(queue.key, queue.intermediate_queue_key))
+    [refusal] = [json.loads(r) for r in redis_client.lrange("refusals", 0, -1)]
+    assert base64.b64decode(refusal["payload"]["data_base64"]) == b"\xff\xfe"
+    assert refusal["job_id"] == "\ufffd\ufffd"
+
+
+async def test_what_cannot_be_recovered_keeps_nothing_else_from_it(
+    worker_here: WorkerHere, queue: Queue, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.rq_worker.BEAT_SECONDS", 0.05)
+    left = [queue.enqueue(TURN) for _ in range(3)]
+    redis_client.delete(queue.key, left[1].key)
+    redis_client.set(left[1].key, "no job")
+    redis_client.rpush(queue.intermediate_queue_key, left[0].id, b"\xff\xfe", left[1].id, left[2].id)
+    async with worker_here():
+        await until(lambda: redis_client.llen("refusals") and redis_client.llen("marks") == 2)
+        await until(lambda: redis_client.llen(queue.intermediate_queue_key) == 1)
+    done = {json.loads(mark)["job_id"] for mark in redis_client.lrange("marks", 0, -1)}
+    assert done == {left[0].id, left[2].id}
 
 
 async def test_data_that_swells_is_refused(

@@ -64,6 +64,7 @@ def test_cut_arguments_are_incomplete(raw: str) -> None:
         ('{"a": -Infinity}', "-Infinity"),
         ('{"a": 1e999}', "out of range"),
         ("[" * 100_000, "too large or too deep"),
+        ('{"a": ' * 900 + "1" + "}" * 900, "too large or too deep"),
         ('{"a": ' + "1" * 5_000 + "}", "too large or too deep"),
     ],
 )
@@ -81,6 +82,17 @@ def test_what_is_cleaned_is_stored_as_it_runs() -> None:
     parsed = parse_arguments('{"a\\u0000": "x\\u0000y", "s": "\\ud83d"}')
     assert parsed.value == {"a": "xy", "s": "\ufffd"}
     assert json.loads(parsed.text) == parsed.value
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_a_decoded_value_of_any_depth_is_refused(kind: type[Any]) -> None:
+    raw: Any = 1
+    for _ in range(900):
+        raw = [raw] if kind is list else {"a": raw}
+    parsed = parse_arguments(raw)
+    assert parsed.error is not None
+    assert "too deep" in parsed.error
+    assert json.loads(parsed.text) == {UNPARSED_KEY: ""}
 
 
 @given(st.dictionaries(st.text(), JSON, max_size=4))

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from shared.errors import ToolDefinitionError
+from shared.errors import ToolDefinitionError, ToolError
 from tests.support.tools import tool_context
 from worker.agent.base import ToolContext, ToolResult
-from worker.agent.tools import ToolRegistry, tool
+from worker.agent.tools import ToolRegistry, results, tool
 from worker.agent.tools.declare import FunctionTool
 from worker.agent.tools.threads import ToolThreads
 
@@ -175,7 +175,31 @@ async def test_context_is_given_and_hidden() -> None:
     assert tools.invalid("charge", {"amount": 5, "call": {}}) is not None
 
 
-@pytest.mark.parametrize("error", [ValueError("bad value"), SystemExit(3), KeyError("k"), StopIteration("s")])
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("no words")
+
+
+class MuteToolError(ToolError):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad value"),
+        SystemExit(3),
+        KeyError("k"),
+        StopIteration("s"),
+        KeyboardInterrupt("k"),
+        GeneratorExit("g"),
+        BaseExceptionGroup("several", [SystemExit(1), ValueError("v")]),
+        Mute(),
+        MuteToolError("m"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 @pytest.mark.parametrize("asynchronous", [True, False])
 async def test_what_a_tool_raises_is_a_failed_result(error: BaseException, asynchronous: bool) -> None:
     def sync_tool() -> None:
@@ -201,6 +225,63 @@ async def test_a_tool_that_cancels_itself_fails() -> None:
         raise asyncio.CancelledError
 
     assert (await registry(odd).call("odd", {}, tool_context())).status == "failed"
+
+
+class Raising:
+    """A tool that is no Python function, such as an MCP server's."""
+
+    spec = FunctionTool(find_pods, ToolThreads(1)).spec
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, seconds: float) -> ToolResult:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [BaseExceptionGroup("g", [SystemExit(1)]), asyncio.CancelledError(), SystemExit(1)])
+async def test_what_any_tool_raises_is_a_failed_result(error: BaseException) -> None:
+    result = await ToolRegistry([Raising(error)]).call("find_pods", {}, tool_context())
+    assert result.status == "failed"
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_a_result_that_raises_when_it_is_read_is_a_failed_result(asynchronous: bool) -> None:
+    def words() -> Iterator[str]:
+        yield "one"
+        raise SystemExit(3)
+
+    def sync_tool() -> Any:
+        """Return."""
+        return words()
+
+    async def async_tool() -> Any:
+        """Return."""
+        return words()
+
+    tools = registry(tool(name="t")(async_tool if asynchronous else sync_tool))
+    assert (await tools.call("t", {}, tool_context())).status == "failed"
+
+
+@pytest.mark.parametrize("made", [str, bytes, list, ToolResult])
+async def test_a_result_without_measure_keeps_its_head_and_tail(
+    made: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RESULT_CHARACTERS", 10_000)
+    text = "first " + "x" * 50_000 + " last"
+
+    @tool
+    def long() -> Any:
+        """Return."""
+        whole = ToolResult("done", text, {"message": text})
+        return {str: text, bytes: text.encode(), list: [text], ToolResult: whole}[made]
+
+    result = await registry(long).call("long", {}, tool_context())
+    assert (result.status, result.data) == ("done", None)
+    assert len(result.content) <= 10_000
+    assert "first" in result.content
+    assert "last" in result.content
+    assert result.content.count("characters left out") == 1
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from shared.clean import clean
+from shared.clean import clean, too_deep
 
 UNPARSED_KEY: Final = "unparsed_arguments"
 UNPARSED_CHARACTERS: Final = 2_000  # of a broken text that are kept
+_TOO_DEEP: Final = "Arguments refused, nothing was executed: the JSON is too large or too deep to be read."
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ def parse_arguments(raw: str | dict[str, Any] | None) -> ParsedArguments:
     encoded again. Duplicate keys and numbers beyond any range are refused: two readers would see two calls."""
     if raw is None or (isinstance(raw, str) and not raw.strip()):
         return ParsedArguments()
+    if not isinstance(raw, str) and too_deep(raw):
+        return _broken("", _TOO_DEEP)
     if isinstance(raw, dict):
         value = clean(raw)
         return ParsedArguments(value, _encode(value))
@@ -51,7 +54,9 @@ def parse_arguments(raw: str | dict[str, Any] | None) -> ParsedArguments:
     except json.JSONDecodeError as error:
         return _broken(raw, _reason(raw, error))
     except (ValueError, RecursionError):  # an integer of thousands of digits, or thousands of nested lists
-        return _broken(raw, "Arguments refused, nothing was executed: the JSON is too large or too deep to be read.")
+        return _broken(raw, _TOO_DEEP)
+    if too_deep(value):
+        return _broken(raw, _TOO_DEEP)
     if not isinstance(value, dict):
         return _broken(raw, _not_an_object(value))
     cleaned = clean(value)

@@ -32,7 +32,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from shared.errors import ToolDefinitionError
 from shared.events import Risk
 from worker.agent.base import ApprovalPolicy, ToolContext, ToolResult, ToolSpec
-from worker.agent.tools.outcome import failed, given_up
+from worker.agent.tools.outcome import failed, given_up, harmless
 from worker.agent.tools.results import result_of
 from worker.agent.tools.schema import check_name, checked_parameters
 from worker.agent.tools.threads import ToolThreads
@@ -141,7 +141,7 @@ class FunctionTool:
         values.update(dict.fromkeys(self._context_names, context))
         if self._asynchronous:
             return await self._await(self._function(**values), seconds)
-        return await self._in_thread(lambda: self._function(**values), seconds)
+        return await self._in_thread(lambda: result_of(self._function(**values)), seconds)
 
     async def _await(self, work: Awaitable[Any], seconds: float) -> ToolResult:
         task = asyncio.ensure_future(_contained(work))
@@ -153,10 +153,13 @@ class FunctionTool:
         if out_of_time:
             await asyncio.wait({task}, timeout=_CLEANUP_SECONDS)
         if task.done() and not task.cancelled():
-            return result_of(task.result())
+            error = task.exception()
+            if error is not None:
+                raise harmless(error)
+            return task.result()
         return given_up(self.spec, seconds) if out_of_time else failed("The tool cancelled its own work.")
 
-    async def _in_thread(self, work: Callable[[], Any], seconds: float) -> ToolResult:
+    async def _in_thread(self, work: Callable[[], ToolResult], seconds: float) -> ToolResult:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         if self._threads.saturated:
@@ -170,7 +173,7 @@ class FunctionTool:
             await asyncio.wait({future}, timeout=max(0.0, end - loop.time()))
         finally:
             out_of_time = future.cancel()
-        return given_up(self.spec, seconds) if out_of_time else result_of(future.result())
+        return given_up(self.spec, seconds) if out_of_time else future.result()
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
@@ -179,12 +182,12 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def _contained(work: Awaitable[Any]) -> Any:
-    """A task that ends with SystemExit would take the event loop with it."""
+async def _contained(work: Awaitable[Any]) -> ToolResult:
+    """A task that ends with one of these two would take the event loop with it."""
     try:
-        return await work
-    except SystemExit as error:
-        raise RuntimeError(f"SystemExit: {error}") from None
+        return result_of(await work)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise harmless(error) from None
 
 
 def _check_declaration(name: str, declaration: Declaration) -> None:

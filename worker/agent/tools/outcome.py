@@ -41,7 +41,27 @@ def given_up(spec: ToolSpec, seconds: float, content: str = "") -> ToolResult:
 
 def raised(error: BaseException) -> ToolResult:
     """A call whose tool raised: type and message, never a traceback. A ``ToolError`` is worded for the model."""
-    if isinstance(error, ToolError):
-        return failed(str(error))
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return failed(text[:4_000])
+    message = _message(error)
+    if isinstance(error, ToolError) and message:
+        return failed(message)
+    return failed(_words(error, message)[:4_000])
+
+
+def harmless(error: BaseException) -> Exception:
+    """What a tool raised, as an exception that is its own affair: SystemExit and its like would end the event loop,
+    and StopIteration cannot be set on a future."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(_words(error, _message(error)))
+
+
+def _words(error: BaseException, message: str) -> str:
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _message(error: BaseException) -> str:
+    """Empty if the tool's exception cannot say it: ``str`` of it is the tool's code too, and may raise anything."""
+    try:
+        return str(error)
+    except BaseException:
+        return ""

@@ -20,6 +20,7 @@ from worker.agent.tools.config import ToolsFile, read_tools_file
 from worker.agent.tools.declare import FunctionTool, collect
 from worker.agent.tools.files import read_artifact_tool, read_file_tool
 from worker.agent.tools.outcome import Runner, failed, raised
+from worker.agent.tools.results import bounded
 from worker.agent.tools.schema import invalid_arguments
 from worker.agent.tools.shell import ShellTool
 from worker.agent.tools.threads import ToolThreads
@@ -103,8 +104,15 @@ class ToolRegistry:
         if seconds <= 0:
             return failed("Not executed: the time of this request is used up.")
         try:
-            result = await tool.run(arguments, context, seconds)
-        except Exception as error:
+            result = bounded(await tool.run(arguments, context, seconds))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():  # ours: the turn was stopped or handed over
+                raise
+            result = failed("The tool cancelled its own work.")
+        except GeneratorExit:  # this coroutine is closed
+            raise
+        except BaseException as error:
             log.info("tool_raised", tool=name, error=type(error).__name__)
             result = raised(error)
         return ToolResult(result.status, clean(result.content), clean(result.data), result.images)

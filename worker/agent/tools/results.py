@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 from typing import Any, Final
 
 from pydantic_core import to_json, to_jsonable_python
@@ -12,7 +13,9 @@ from worker.agent.base import ToolResult
 
 SUMMARY_CHARACTERS: Final = 200
 RAW_CHARACTERS: Final = 2_000
+RESULT_CHARACTERS: Final = 10_000_000  # cleaned, measured and redacted in 0.1 s, during which nothing else runs
 SUMMARY_KEYS: Final = ("status", "error", "count", "message")
+_NOTE_CHARACTERS: Final = 100  # more than a note of what is missing has
 _HEAD_SHARE: Final = 0.7  # of what is kept; the tail of a log or an error is worth keeping too
 
 # Bytes a token, by class, on the safe side of what cl100k gives (measured: estimate over truth 0.9 to 2.0 on prose,
@@ -97,15 +100,30 @@ def encode(value: Any) -> str:
     return to_json(value, serialize_unknown=True, inf_nan_mode="null").decode()
 
 
+def bounded(result: ToolResult) -> ToolResult:
+    """The result with at most about ``RESULT_CHARACTERS``: the middle of a longer text is left out, for good, and with
+    it the text as data."""
+    content, data = bounded_text(result.content), result.data
+    if content is not result.content or (data is not None and len(encode(data)) > RESULT_CHARACTERS):
+        return replace(result, content=content, data=None)
+    return result
+
+
+def bounded_text(text: str) -> str:
+    """``text``, without its middle if it is longer than ``RESULT_CHARACTERS``."""
+    return text if len(text) <= RESULT_CHARACTERS else _around_note(text, RESULT_CHARACTERS - _NOTE_CHARACTERS)
+
+
 def result_of(value: Any) -> ToolResult:
-    """What a Python tool returned, as a result: text as it is, other values as JSON, a ``ToolResult`` untouched."""
+    """What a Python tool returned, as a result: text as it is, other values as JSON, a ``ToolResult`` untouched. What
+    is too long is cut before anything looks at it; see ``bounded``."""
     if isinstance(value, ToolResult):
         return value
     if value is None:
         return ToolResult("done", "Done; the tool returned nothing.")
     if isinstance(value, str):
-        return ToolResult("done", clean_text(value))
+        return ToolResult("done", clean_text(bounded_text(value)))
     if isinstance(value, bytes | bytearray):
-        return ToolResult("done", clean_text(bytes(value).decode("utf-8", "replace")))
+        return ToolResult("done", clean_text(bounded_text(bytes(value).decode("utf-8", "replace"))))
     data = clean(to_jsonable_python(value, serialize_unknown=True, bytes_mode="base64", inf_nan_mode="constants"))
-    return ToolResult("done", encode(data), data)
+    return bounded(ToolResult("done", encode(data), data))

@@ -11,7 +11,11 @@ import contextvars
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
+
+from worker.agent.tools.outcome import harmless
+
+_T = TypeVar("_T")
 
 
 class ToolThreads:
@@ -24,14 +28,14 @@ class ToolThreads:
     def saturated(self) -> bool:
         return self._free.locked()
 
-    async def start(self, name: str, function: Callable[[], Any]) -> asyncio.Future[Any]:
+    async def start(self, name: str, function: Callable[[], _T]) -> asyncio.Future[_T]:
         """Wait for a free place, start, and return the result's future. Context variables are the caller's."""
         await self._free.acquire()
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[_T] = loop.create_future()
         context = contextvars.copy_context()
 
-        def finish(value: Any, error: BaseException | None) -> None:
+        def finish(value: Any, error: Exception | None) -> None:
             self._free.release()
             if future.done():  # given up
                 return
@@ -42,14 +46,11 @@ class ToolThreads:
 
         def work() -> None:
             value: Any = None
-            error: BaseException | None = None
+            error: Exception | None = None
             try:
                 value = context.run(function)
             except BaseException as caught:
-                error = caught
-                # SystemExit and its like would end the event loop; StopIteration cannot be set on a future.
-                if isinstance(caught, StopIteration) or not isinstance(caught, Exception):
-                    error = RuntimeError(f"{type(caught).__name__}: {caught}")
+                error = harmless(caught)
             with suppress(RuntimeError):  # the loop is closed: the process is on its way out
                 loop.call_soon_threadsafe(finish, value, error)
 

@@ -124,7 +124,7 @@ class JobDriver:
             left = None  # the job's time, like its stop, is for its own turn and no other
             if deadline is not None and claimed.lease.turn >= own_turn:
                 left = max(0.0, deadline - loop.time())
-            if self._isolation is not None and self._isolation.wants(claimed):
+            if self._isolation is not None and self._isolation.takes(claimed):
                 report = await self._isolation.run(claimed, sent_at)
             else:
                 report = await self._run_stoppable(claimed, sent_at, control, left, own_turn)

@@ -2,8 +2,9 @@
 
 From ``CRASHES`` crashes on nobody shares a process with it: ``python -m worker --once CONVERSATION --claim-id ID``
 takes over our lease (the same claim id gets the same lease), says so, runs the turn, prints how it ended, and exits.
-If that process dies too, the lease expires and only this turn is one crash nearer to its end. A few run at once; the
-others wait, and keep their leases meanwhile.
+If that process dies too, the lease expires and only this turn is one crash nearer to its end. A few run at once. When
+many are under suspicion (somebody kills whole workers), the rest run as any other: waiting would hold them up for the
+sake of a guilty one, and each further death of the worker would count against them.
 """
 
 from __future__ import annotations
@@ -43,32 +44,37 @@ class Isolation:
             "REDIS_URL": settings.effective_redis_url,
             "TURNKEEPER_HOME": str(settings.home),
         }
-        self._places = asyncio.Semaphore(AT_ONCE)
         self._processes: set[asyncio.subprocess.Process] = set()
-        self._leaving = asyncio.Event()
+        self._taken = 0
+        self._leaving = False
 
-    @staticmethod
-    def wants(claim: Claim) -> bool:
-        return int(claim.turn["crashes"]) >= CRASHES
+    def takes(self, claim: Claim) -> bool:
+        return int(claim.turn["crashes"]) >= CRASHES and self._taken < AT_ONCE
 
     async def run(self, claim: Claim, sent_at: float) -> TurnReport:
         """Have a process of its own run the turn, and wait for its end."""
+        self._taken += 1
+        try:
+            return await self._apart(claim, sent_at)
+        finally:
+            self._taken -= 1
+
+    async def _apart(self, claim: Claim, sent_at: float) -> TurnReport:
         lease = claim.lease
         gone = TurnReport(lease.conversation_id, lease.turn, lease.attempt, "lost", LeaseLost.code)
+        if self._leaving:
+            return await self._hand_back(claim)
+        crashes = claim.turn["crashes"]
+        log.warning("turn_isolated", conversation=lease.conversation_id, turn=lease.turn, crashes=crashes)
         with self._turns.holding(lease, sent_at) as held:
-            async with self._places:
-                if self._leaving.is_set():
-                    return await self._hand_back(claim)
-                crashes = claim.turn["crashes"]
-                log.warning("turn_isolated", conversation=lease.conversation_id, turn=lease.turn, crashes=crashes)
-                process = await self._start(claim)
-                try:
-                    assert process.stdout is not None
-                    if (await process.stdout.readline()).decode().strip() == CLAIMED:
-                        held.drop()  # it renews by itself: were it to hang, the lease has to expire
-                    output, _ = await process.communicate()
-                finally:
-                    self._processes.discard(process)
+            process = await self._start(claim)
+            try:
+                assert process.stdout is not None
+                if (await process.stdout.readline()).decode().strip() == CLAIMED:
+                    held.drop()  # it renews by itself: were it to hang, the lease has to expire
+                output, _ = await process.communicate()
+            finally:
+                self._processes.discard(process)
         if process.returncode != 0:
             log.warning("isolated_turn_died", conversation=lease.conversation_id, exit_status=process.returncode)
             return gone
@@ -77,7 +83,7 @@ class Isolation:
 
     async def leave(self) -> None:
         """Have every process hand its turn back."""
-        self._leaving.set()
+        self._leaving = True
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)

@@ -75,7 +75,7 @@ class Output:
     def line(self, text: str) -> None:
         """A line for people that ends at the right edge."""
         if not self.as_json:
-            self.console.print(Text(plain(text), no_wrap=True, overflow="ellipsis"))
+            self.console.print(Text(plain(text)), no_wrap=True, overflow="ellipsis")
 
     def note(self, text: str, style: str = "") -> None:
         """A line for people; programs do not get it."""

@@ -72,3 +72,8 @@ def test_what_may_be_tried_again() -> None:
     assert ModelError.retryable
     assert not ContentRefused.retryable
     assert not TurnkeeperError.retryable
+
+
+def test_words_of_others_may_end_a_sentence_themselves() -> None:
+    assert TurnkeeperError("It failed: No space left..").description == "It failed: No space left."
+    assert TurnkeeperError("It goes on ...").description == "It goes on ..."

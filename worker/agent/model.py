@@ -105,7 +105,11 @@ def doubtful_key(model: str) -> str | None:
     """What is plainly wrong with the provider's key in the environment, in words that do not repeat it, or None."""
     _, provider, *_ = import_litellm().get_llm_provider(model=model)
     name = f"{provider.upper()}_API_KEY"
-    key = os.environ.get(name, "")
+    key = os.environ.get(name)
+    if key is None:
+        return None
+    if not key.strip():
+        return f"{name} is empty"
     if not key.isascii():
         return f"{name} holds characters outside ASCII, which no key has"
     if key != key.strip():

@@ -243,17 +243,18 @@ def test_every_event_has_one_line_that_ends_at_the_edge(cli: CommandLine) -> Non
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(cli: CommandLine) -> None:
-    conversation, _ = paused(cli)
+    (asked,) = cli.rows("ask", COUNT, "--no-wait")
+    conversation = asked["conversation_id"]
     for options in ([], ["--json"]):
         reading = cli.start("events", conversation, "--follow", *options)
         assert reading.stdout is not None
         assert reading.stderr is not None
         reading.stdout.readline()
         reading.stdout.close()
-        cli.text("stop", conversation)  # something more to print
+        cli.rows("ask", COUNT, "-c", conversation)  # something more to print
         assert reading.stderr.read() == ""
+        reading.stderr.close()
         assert reading.wait(SECONDS) == 141
-        cli.rows("ask", INCIDENT, "-c", conversation)
 
 
 def test_a_worker_in_burst_mode_ends_when_nothing_waits(cli: CommandLine) -> None:

@@ -130,7 +130,7 @@ def test_doctor_changes_nothing(alone: CommandLine) -> None:
     assert not home.exists()
 
 
-@pytest.mark.parametrize(("key", "told"), [("sk-…", "ASCII"), ("sk-your-key", "placeholder"), ("", "not set")])
+@pytest.mark.parametrize(("key", "told"), [("sk-…", "ASCII"), ("sk-your-key", "placeholder"), (" ", "empty")])
 def test_doctor_looks_at_the_key(alone: CommandLine, key: str, told: str) -> None:
     done = alone.run("doctor", "--json", TURNKEEPER_MODEL="openai/gpt-4.1", OPENAI_API_KEY=key)
     (model,) = [f for f in map(json.loads, done.stdout.splitlines()) if f["check"] == "model"]
@@ -197,7 +197,7 @@ def test_doctor_names_what_is_missing_and_what_to_do(alone: CommandLine) -> None
     assert "turnkeeper up" in done.stdout
     findings = {f["check"]: f for f in alone.rows("doctor", status=1)}
     assert findings["redis"]["status"] == "fail"
-    assert findings["store"]["status"] == "ok"
+    assert findings["store"]["status"] == "warn"  # it is made by whoever writes first
 
 
 def test_doctor_sees_a_redis_that_forgets(alone: CommandLine, forgetful: str) -> None:

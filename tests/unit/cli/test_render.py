@@ -99,3 +99,10 @@ def test_a_table_keeps_ids_in_one_piece(capsys: pytest.CaptureFixture[str]) -> N
     identifier = "1f32ea24-f326-534d-9a05-08ecfb43f503"
     Output().rows([{"conversation_id": identifier, "title": "t " * 200}], ("conversation_id", "title"), empty="none")
     assert identifier in capsys.readouterr().out
+
+
+def test_a_line_ends_at_the_right_edge(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().line("word " * 100)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert len(line) <= 160
+    assert line.endswith("…")

@@ -46,7 +46,7 @@ _NO_MODEL_HINT: Final = (
     "Set TURNKEEPER_MODEL where the worker runs and start the worker again, or name a model in the request "
     "(turnkeeper ask --model openai/gpt-4.1)."
 )
-_PLACEHOLDER: Final = re.compile(r"your|placeholder|changeme|example|<.*>|\.\.\.$|^(sk-)?x+$", re.IGNORECASE)
+_PLACEHOLDER: Final = re.compile(r"your[-_ ]|placeholder|changeme|example|<.*>|\.\.\.$|^(sk-)?x+$", re.IGNORECASE)
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
 
 log = structlog.get_logger(__name__)

@@ -58,7 +58,7 @@ TOKENS: Final = (
         r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}(?:\.[\w-]+){0,3}|eyJ[\w-]{15,}\.[\w-]*\.[\w-]{16}\.[\w-]+\.[\w-]{22}"
         r"|eyJrIjoi[A-Za-z0-9]{60,}=*",
     ),
-    # registries: docs.npmjs.com, docs.pypi.org, docs.docker.com; gitleaks npm-access-token, pypi-upload-token
+    # registries: the issuers' own documentation; gitleaks npm-access-token, pypi-upload-token
     TokenFormat("npm_token", ("npm_",), r"npm_[A-Za-z0-9]{36}(?!\w)"),
     TokenFormat("pypi_token", ("pypi-AgEI",), r"pypi-AgEI[\w-]{50,}"),
     TokenFormat("docker_token", ("dckr_pat_", "dckr_oat_"), r"dckr_[po]at_[\w-]{20,}"),

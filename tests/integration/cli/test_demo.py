@@ -123,11 +123,11 @@ def test_however_it_ends_it_leaves_nothing_running(alone: CommandLine, number: s
 
 def test_what_a_killed_demo_left_behind_is_not_used(alone: CommandLine) -> None:
     demo, children = _waiting_demo(alone)
-    for pid, command in children.items():
-        if command == "sh":  # the tether
-            os.kill(pid, signal.SIGKILL)
+    [tether] = [pid for pid, command in children.items() if command == "sh"]
+    os.kill(tether, signal.SIGKILL)
     with demo:
         demo.kill()
+    _gone([tether])
     assert len(_alive(children)) == 2
     assert "Restarts that really happened: 1 " in _play(alone)
     _gone(children)

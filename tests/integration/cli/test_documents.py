@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     programs.mkdir(parents=True)
     (programs / "turnkeeper").write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
     (programs / "turnkeeper").chmod(0o755)
-    (programs / "activate").write_text(f'PATH={shlex.quote(f"{programs}:{Path(sys.executable).parent}")}:$PATH\n')
+    (programs / "activate").write_text(f"PATH={shlex.quote(f'{programs}:{Path(sys.executable).parent}')}:$PATH\n")
     return tmp_path
 
 

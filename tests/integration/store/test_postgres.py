@@ -28,8 +28,6 @@ from tests.contract.driver import ANSWERED, Talk, ai, answer
 from tests.support.postgres import Token
 from tests.support.proxy import FaultyProxy
 
-SILENCE_SECONDS = 10.0  # psycopg alone takes 15 to give up a server that says nothing
-
 
 @pytest.fixture(params=["postgres", "supabase"])
 def settings(request: pytest.FixtureRequest) -> Settings:
@@ -153,10 +151,10 @@ async def test_a_server_that_is_silent_costs_no_more_than_the_time_of_a_call(
         began = time.monotonic()
         with pytest.raises(StoreUnavailable):
             await store.health()
-        assert time.monotonic() - began < 0.5 + CANCEL_SECONDS + SILENCE_SECONDS / 2
+        assert time.monotonic() - began < 0.5 + CANCEL_SECONDS + 0.5
     began = time.monotonic()
     await store.close()
-    assert time.monotonic() - began < SILENCE_SECONDS, "nor does closing wait for it"
+    assert time.monotonic() - began < 3, "nor does closing wait for it"
     proxy.stop()
 
 

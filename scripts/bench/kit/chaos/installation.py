@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +29,7 @@ StoreName = Literal["sqlite", "postgres", "supabase"]
 CONNECTIONS = "max_connections=300"  # of Postgres: those of killed workers go a little later than they
 
 
-class Installation:
+class Installation(ABC):
     """Redis, and the store as something that can be taken away. ``query`` asks the store in plain SQL."""
 
     def __init__(self, settings: Settings, query: Query, away_seconds: float) -> None:
@@ -46,12 +47,12 @@ class Installation:
         with Redis.from_url(self.settings.effective_redis_url) as client:
             client.flushall()
 
+    @abstractmethod
     def take_database_away(self) -> bool:
         """Returns at once; False: not possible just now, try again."""
-        raise NotImplementedError
 
-    def bring_database_back(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def bring_database_back(self) -> None: ...
 
     def held_by_a_paused_worker(self) -> bool:
         """A worker that has just been paused keeps the store from everybody."""
